@@ -1,0 +1,1 @@
+"""Planted weights: checkpoints whose greedy output is known in advance."""
