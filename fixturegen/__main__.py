@@ -1,0 +1,5 @@
+"""``python -m fixturegen``."""
+
+from fixturegen.cli import main
+
+main()
