@@ -200,7 +200,7 @@ _NESTED: dict[str, type] = {"model": ModelConfig, "planted": PlantedKnobs}
 
 
 def _paths() -> dict[str, list[str]]:
-    """Leaf name -> dotted paths at which a recipe has it."""
+    """Name, or any dotted tail of a path -> the full paths in a recipe that end so."""
     from fixturegen.config import Quantization, RopeScaling
 
     classes: dict[str, type] = {
@@ -213,9 +213,9 @@ def _paths() -> dict[str, list[str]]:
     for prefix, cls in classes.items():
         for f in dataclasses.fields(cls):
             path = f"{prefix}.{f.name}" if prefix else f.name
-            paths.setdefault(f.name, []).append(path)
-            if prefix:
-                paths.setdefault(path, []).append(path)
+            parts = path.split(".")
+            for i in range(len(parts)):
+                paths.setdefault(".".join(parts[i:]), []).append(path)
     return paths
 
 
@@ -225,7 +225,6 @@ def _override(data: dict[str, Any], text: str) -> None:
     if not equals or not name:
         raise RecipeError(f"--set {text!r}: expected key=value")
     paths = _paths()
-    # `model` and `planted` are sections of the recipe itself; a bare leaf name must be unique
     found = [name] if name in paths.get(name, ()) else paths.get(name, [])
     if not found:
         hint = nearest(name, paths) or f"; known keys: {', '.join(sorted(paths))}"

@@ -11,18 +11,25 @@ from collections.abc import Iterator
 from fixturegen.config import ModelConfig
 from fixturegen.layouts.tensor import Tensor
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
 
 def tensors(config: ModelConfig) -> Iterator[Tensor]:
     """Target tensors, then each MTP layer's."""
     c = config
-    yield Tensor("model.embed_tokens.weight", (c.vocab_size, c.hidden_size), "embedding", "embed")
+    yield Tensor(EMBEDDING, (c.vocab_size, c.hidden_size), "embedding", "embed")
     for layer in range(c.num_hidden_layers):
         yield from decoder_layer(c, f"model.layers.{layer}.", c.is_moe_layer(layer))
     yield Tensor("model.norm.weight", (c.hidden_size,), "norm", "head")
     if not c.tie_word_embeddings:
-        yield Tensor("lm_head.weight", (c.vocab_size, c.hidden_size), "head", "head")
+        yield Tensor(HEAD, (c.vocab_size, c.hidden_size), "head", "head")
     for layer in range(c.num_hidden_layers, c.num_hidden_layers + c.num_nextn_predict_layers):
         yield from mtp_layer(c, f"model.layers.{layer}.", c.is_moe_layer(layer))
+
+
+def copied(name: str, source: str, shape: tuple[int, ...], role: str, group: str) -> Tensor:
+    """A tensor that a draft may hold as a copy of the target's ``source``."""
+    return Tensor(name, shape, role, group, optional=True, copy_of=source)
 
 
 def mtp_layer(c: ModelConfig, prefix: str, moe: bool) -> Iterator[Tensor]:
@@ -32,17 +39,13 @@ def mtp_layer(c: ModelConfig, prefix: str, moe: bool) -> Iterator[Tensor]:
     ``embed_tokens`` and ``shared_head.head`` may be absent: engines then use the target's.
     """
     hidden, vocab = c.hidden_size, c.vocab_size
-    yield Tensor(
-        prefix + "embed_tokens.weight", (vocab, hidden), "embedding", "mtp", optional=True
-    )
+    yield copied(prefix + "embed_tokens.weight", EMBEDDING, (vocab, hidden), "embedding", "mtp")
     yield Tensor(prefix + "enorm.weight", (hidden,), "norm", "mtp")
     yield Tensor(prefix + "hnorm.weight", (hidden,), "norm", "mtp")
     yield Tensor(prefix + "eh_proj.weight", (hidden, 2 * hidden), "linear", "mtp")
     yield from decoder_layer(c, prefix, moe, group="mtp")
     yield Tensor(prefix + "shared_head.norm.weight", (hidden,), "norm", "mtp")
-    yield Tensor(
-        prefix + "shared_head.head.weight", (vocab, hidden), "head", "mtp", optional=True
-    )
+    yield copied(prefix + "shared_head.head.weight", HEAD, (vocab, hidden), "head", "mtp")
 
 
 def decoder_layer(c: ModelConfig, prefix: str, moe: bool, group: str = "") -> Iterator[Tensor]:
