@@ -2,7 +2,7 @@
 
 The recipes that ship are in ``configs/``; any other file may be named by its path. Every key can be
 overridden with ``key=value`` (``--set`` on the command line), by its own name or, where that is not
-unique, by its dotted path.
+unique, by its dotted path. ``base: NAME`` takes another recipe's keys first.
 """
 
 from __future__ import annotations
@@ -165,6 +165,17 @@ def load_recipe(name: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     Raises RecipeError naming file, key, what was given and what is allowed.
     """
     path = _find(os.fspath(name))
+    data = _read_yaml(path, ())
+    data["name"] = path.stem
+    for override in overrides:
+        _override(data, override)
+    return Recipe.from_dict(data, str(path))
+
+
+def _read_yaml(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """The keys of a recipe file over those of its ``base``."""
+    if path in seen:
+        raise RecipeError(f"{path}: base names itself, through {' -> '.join(p.stem for p in seen)}")
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -175,10 +186,21 @@ def load_recipe(name: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         raise RecipeError(f"{path}:{line} is not YAML: {getattr(error, 'problem', error)}") from None
     if not isinstance(data, dict):
         raise RecipeError(f"{path}: expected a mapping of keys, got {type(data).__name__}")
-    data.setdefault("name", path.stem)
-    for override in overrides:
-        _override(data, override)
-    return Recipe.from_dict(data, str(path))
+    base = data.pop("base", None)
+    if base is None:
+        return data
+    if not isinstance(base, str):
+        raise RecipeError(f"{path}: base is {base!r}; allowed: the name of a recipe")
+    return _merge(_read_yaml(_find(base), (*seen, path)), data)
+
+
+def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """``over`` on top of ``under``, section by section."""
+    merged = dict(under)
+    for name, value in over.items():
+        both = isinstance(value, dict) and isinstance(under.get(name), dict)
+        merged[name] = _merge(under[name], value) if both else value
+    return merged
 
 
 def _find(name: str) -> Path:
