@@ -12,9 +12,10 @@ import json
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -262,17 +263,39 @@ def encode(
     return (values.astype(NUMPY_DTYPES[tensor.dtype or config.dtype], copy=False),)
 
 
-@dataclass
-class _Digests:
-    """sha256 of each stored tensor, fed piece by piece in file order."""
+def tensor_digests(recipe: Recipe, plan: Plan, jobs: int | None = None) -> dict[str, str]:
+    """sha256 of each stored tensor, generated anew and not written."""
+    digests: dict[str, Any] = {}
+    for _ in _stream(plan, weights_for(recipe, plan), digests, jobs or os.cpu_count() or 1):
+        pass
+    return {name: digest.hexdigest() for name, digest in digests.items()}
 
-    config: ModelConfig
-    digests: dict[str, Any] = field(default_factory=dict)
 
-    def update(self, piece: _Piece) -> _Piece:
-        for entry, data in zip(stored(piece.tensor, self.config), piece.data, strict=True):
-            self.digests.setdefault(entry.name, hashlib.sha256()).update(data)
+def _stream(
+    plan: Plan, weights: Weights, digests: dict[str, Any], jobs: int
+) -> Generator[_Piece, None, None]:
+    """All pieces of a checkpoint in file order, generated ahead by ``jobs`` threads.
+
+    A thread of its own feeds ``digests``, the sha256 of each stored tensor by name.
+    """
+    config = plan.config
+
+    def generate(piece: _Piece) -> _Piece:
+        arrays = encode(piece.tensor, config, weights, piece.start, piece.stop)
+        data = tuple(memoryview(a.reshape(-1).view("u1")) for a in arrays)
+        return _Piece(piece.tensor, piece.start, piece.stop, data)
+
+    def digest(piece: _Piece) -> _Piece:
+        for entry, data in zip(stored(piece.tensor, config), piece.data, strict=True):
+            digests.setdefault(entry.name, hashlib.sha256()).update(data)
         return piece
+
+    empty = (_Piece(t, *rows) for t in plan.tensors for rows in pieces(t, config))
+    with ThreadPoolExecutor(jobs) as workers, ThreadPoolExecutor(1) as hasher:
+        try:
+            yield from _ordered(hasher, digest, _ordered(workers, generate, empty, 2 * jobs + 1), 4)
+        finally:
+            workers.shutdown(cancel_futures=True)
 
 
 def _ordered(
@@ -301,29 +324,15 @@ def _write_checkpoint(
     files = small_files(recipe, plan)
     weights = weights_for(recipe, plan)
     shards = split(plan.tensors, config, max_shard_size)
-    digests = _Digests(config)
-
-    def generate(piece: _Piece) -> _Piece:
-        arrays = encode(piece.tensor, config, weights, piece.start, piece.stop)
-        data = tuple(memoryview(a.reshape(-1).view("u1")) for a in arrays)
-        return _Piece(piece.tensor, piece.start, piece.stop, data)
-
-    plans = (_Piece(t, *rows) for shard in shards for t in shard for rows in pieces(t, config))
-    with ThreadPoolExecutor(jobs) as workers, ThreadPoolExecutor(1) as hasher:
-        generated = _ordered(workers, generate, plans, 2 * jobs + 1)
-        hashed = _ordered(hasher, digests.update, generated, 4)
-        file_hashes = {}
-        try:
-            for i, shard in enumerate(shards):
-                name = shard_name(i, len(shards))
-                file_hashes[name] = _write_shard(folder / name, shard, config, hashed, progress)
-        finally:
-            workers.shutdown(cancel_futures=True)
+    digests: dict[str, Any] = {}
+    file_hashes = {}
+    with closing(_stream(plan, weights, digests, jobs)) as source:
+        for i, shard in enumerate(shards):
+            name = shard_name(i, len(shards))
+            file_hashes[name] = _write_shard(folder / name, shard, config, source, progress)
 
     entries = [[e for t in shard for e in stored(t, config)] for shard in shards]
-    tensors = {
-        e.name: (e, digests.digests[e.name].hexdigest()) for part in entries for e in part
-    }
+    tensors = {e.name: (e, digests[e.name].hexdigest()) for part in entries for e in part}
     content = content_hash(tensors, files)
     others = {INDEX: index(entries), **files}
     manifest = Manifest(
