@@ -21,7 +21,20 @@ _PUBLIC = {
     "load_recipe": "fixturegen.recipe",
     "verify": "fixturegen.verification",
 }
-__all__ = [*_PUBLIC, "__version__"]  # noqa: PLE0604
+__all__ = [
+    "BuildResult",
+    "FixturegenError",
+    "ModelConfig",
+    "Oracle",
+    "Recipe",
+    "Target",
+    "__version__",
+    "build",
+    "inspect",
+    "list_recipes",
+    "load_recipe",
+    "verify",
+]
 
 if TYPE_CHECKING:
     from fixturegen.builder import BuildResult, build

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
@@ -27,7 +28,7 @@ from fixturegen.errors import BuildError, CheckpointError
 from fixturegen.layouts import Tensor
 from fixturegen.manifest import MANIFEST, Manifest, content_hash
 from fixturegen.recipe import Plan, Recipe
-from fixturegen.shards import INDEX, Stored, header, index, shard_name, split, stored
+from fixturegen.shards import INDEX, header, index, shard_name, split, stored
 from fixturegen.values import ALGORITHM_VERSION, Weights
 from fixturegen.values.fp8 import quantize_blocks
 from fixturegen.values.initializers import NUMPY_DTYPES, RandomWeights
@@ -37,7 +38,7 @@ DEFAULT_SHARD_SIZE = 2 * 10**9
 #: Elements per piece: small enough for a core's cache, large enough to hide Python's overhead.
 PIECE = 2**18
 
-Progress = Callable[[int], None]
+Progress = Callable[[int], object]
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -108,9 +109,7 @@ def build(
         if error.errno == errno.ENOSPC:
             raise BuildError(f"{out}: no space left on the disk; nothing was kept") from None
         raise BuildError(f"{out}: cannot be written: {error.strerror or error}") from None
-    return BuildResult(
-        path=out, content_hashes=hashes, was_built=True, nbytes=recipe_size(recipe)
-    )
+    return BuildResult(path=out, content_hashes=hashes, was_built=True, nbytes=recipe_size(recipe))
 
 
 def recipe_size(recipe: Recipe) -> int:
@@ -282,7 +281,7 @@ def _stream(
 
     def generate(piece: _Piece) -> _Piece:
         arrays = encode(piece.tensor, config, weights, piece.start, piece.stop)
-        data = tuple(memoryview(a.reshape(-1).view("u1")) for a in arrays)
+        data = tuple(a.reshape(-1).view(np.uint8).data for a in arrays)
         return _Piece(piece.tensor, piece.start, piece.stop, data)
 
     def digest(piece: _Piece) -> _Piece:

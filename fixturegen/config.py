@@ -184,7 +184,9 @@ class ModelConfig:
         if self.quantization is not None and self.quantization.method == "fp8":
             block = self.quantization.weight_block_size
             if block is not None and len(block) != 2:
-                raise wrong(f"weight_block_size {list(block)} must hold two sizes, such as 128, 128")
+                raise wrong(
+                    f"weight_block_size {list(block)} must hold two sizes, such as 128, 128"
+                )
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
@@ -265,9 +267,9 @@ class ModelConfig:
         return dict(sorted(data.items()))
 
 
-_NULLABLE = {
-    f.name for f in dataclasses.fields(ModelConfig) if "None" in str(f.type)
-} | {"eos_token_id"}
+_NULLABLE = {f.name for f in dataclasses.fields(ModelConfig) if "None" in str(f.type)} | {
+    "eos_token_id"
+}
 
 
 def _rope(data: Mapping[str, Any], where: str) -> tuple[Any, RopeScaling | None]:

@@ -122,7 +122,7 @@ def _fits(hint: Any, value: Any) -> bool:
     if typing.get_origin(hint) is tuple:
         return isinstance(value, list | tuple)
     if dataclasses.is_dataclass(hint):
-        return isinstance(value, Mapping) or isinstance(value, typing.cast("type[Any]", hint))
+        return isinstance(value, (Mapping, typing.cast("type[Any]", hint)))
     return True
 
 

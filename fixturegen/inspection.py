@@ -65,7 +65,12 @@ class Inspection:
                 for name, shard in self.shards.items()
             },
             "groups": [
-                {"name": g.name, "tensors": g.tensors, "parameters": g.parameters, "bytes": g.nbytes}
+                {
+                    "name": g.name,
+                    "tensors": g.tensors,
+                    "parameters": g.parameters,
+                    "bytes": g.nbytes,
+                }
                 for g in self.groups
             ],
             "tensors": {

@@ -63,9 +63,7 @@ class Manifest:
         return manifest
 
 
-def content_hash(
-    tensors: Mapping[str, tuple[Stored, str]], files: Mapping[str, bytes]
-) -> str:
+def content_hash(tensors: Mapping[str, tuple[Stored, str]], files: Mapping[str, bytes]) -> str:
     """Digest of a checkpoint's content.
 
     sha256 over one line for each tensor, sorted by name (``name dtype shape sha256``), then one for

@@ -97,7 +97,9 @@ class Recipe:
                 f"{where}: quantization.method {quantization.method} cannot be built; allowed: fp8"
             )
         if quantization is not None and quantization.weight_block_size is None:
-            raise RecipeError(f"{where}: weight_block_size is null; allowed: two sizes, as 128, 128")
+            raise RecipeError(
+                f"{where}: weight_block_size is null; allowed: two sizes, as 128, 128"
+            )
         if self.weights == "planted":
             from fixturegen.planted import validate as validate_planted
 
@@ -183,7 +185,9 @@ def _read_yaml(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
-        raise RecipeError(f"{path}:{line} is not YAML: {getattr(error, 'problem', error)}") from None
+        raise RecipeError(
+            f"{path}:{line} is not YAML: {getattr(error, 'problem', error)}"
+        ) from None
     if not isinstance(data, dict):
         raise RecipeError(f"{path}: expected a mapping of keys, got {type(data).__name__}")
     base = data.pop("base", None)

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Say what would be written; write nothing.")
 @click.option("--force", is_flag=True, help="Replace what is there.")
 @click.option("--no-check", is_flag=True, help="Build even what breaks a bound it claims to keep.")
-@click.option("--break", "broken", multiple=True, metavar="RULE", help="Smallest fixture that breaks RULE.")
+@click.option(
+    "--break", "broken", multiple=True, metavar="RULE", help="Smallest fixture that breaks RULE."
+)
 def command(
     recipes: tuple[str, ...],
     out: str,

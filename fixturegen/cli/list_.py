@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
@@ -17,7 +18,7 @@ def command(as_json: bool) -> None:
     from fixturegen.builder import recipe_size
     from fixturegen.recipe import list_recipes, load_recipe
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in list_recipes():
         recipe = load_recipe(name)
         parameters = sum(t.numel for plan in recipe.checkpoints for t in plan.tensors)
@@ -38,7 +39,7 @@ def command(as_json: bool) -> None:
         click.echo(json.dumps(rows, indent=2))
         return
     head = ["RECIPE", "SIZE", "PARAMETERS", "DTYPE", "WEIGHTS", "DRAFT", "PURPOSE"]
-    body = [
+    body: list[list[str]] = [
         [
             row["recipe"],
             human(row["size"], "B"),

@@ -90,9 +90,7 @@ def moe_mlp(c: ModelConfig, prefix: str, group: str) -> Iterator[Tensor]:
             prefix + "gate.e_score_correction_bias", (experts,), "router_bias", router, "float32"
         )
     for expert in range(experts):
-        yield from mlp(
-            c, f"{prefix}experts.{expert}.", c.moe_intermediate_size, group or "experts"
-        )
+        yield from mlp(c, f"{prefix}experts.{expert}.", c.moe_intermediate_size, group or "experts")
     if c.n_shared_experts:
         yield from mlp(
             c,

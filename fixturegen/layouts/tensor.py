@@ -11,10 +11,11 @@ class Tensor:
     """A named weight.
 
     ``shape`` is as stored, ``[out_features, in_features]`` for linear layers. ``role`` picks the
-    initialiser (values/initializers.py). ``dtype`` is empty for the checkpoint's own. ``group`` is the line it is counted under in summaries.
-    ``quantized`` tensors are stored as FP8 with a ``_scale_inv`` companion when the config has FP8
-    quantisation. ``optional`` tensors may be left out of a checkpoint (engines then share them);
-    they repeat the values of the target's tensor named by ``copy_of``.
+    initialiser (values/initializers.py). ``group`` is the line it is counted under in summaries.
+    ``dtype`` is empty for the checkpoint's own. ``quantized`` tensors are stored as FP8 with a
+    ``_scale_inv`` companion when the config has FP8 quantisation. ``optional`` tensors may be left
+    out of a checkpoint (engines then share them); they repeat the values of the target's tensor
+    named by ``copy_of``.
     """
 
     name: str
