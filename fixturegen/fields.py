@@ -34,7 +34,7 @@ def key(
 
 def nearest(given: str, known: typing.Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the closest of ``known``, or an empty string."""
-    close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(given, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

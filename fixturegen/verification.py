@@ -5,6 +5,7 @@ Each finding names the file and, where there is one, the tensor.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import re
@@ -69,8 +70,10 @@ def _verify_folder(folder: Path, regenerate: bool) -> Iterator[Problem]:
         config = read_config(folder)
     except FixturegenError as error:
         yield Problem("config.json", "", _without_path(error, folder))
-    if config is None and plan is not None:
-        config = plan.config  # the tensors can still be checked
+    if plan is not None:
+        if config is not None and config != plan.config:
+            yield Problem("config.json", "", f"is not the config of the recipe in {MANIFEST}")
+        config = plan.config  # the tensors are checked against what they were built from
 
     shards: dict[str, dict[str, Located]] = {}
     for file in sorted(folder.glob("*.safetensors")):
@@ -204,9 +207,8 @@ def _wrong_index(
 
 
 def _renamed(name: str, extra: list[str]) -> str:
-    from fixturegen.fields import nearest
-
-    return nearest(name, extra).replace("did you mean", "renamed to")
+    close = difflib.get_close_matches(name, extra, n=1, cutoff=0.9)
+    return f"; renamed to {close[0]!r}?" if close else ""
 
 
 #: mask of a dtype's exponent bits, all ones in infinities and NaNs
