@@ -1,0 +1,372 @@
+"""The ``exact`` suite: case files for the workers, and verdicts on what they bring back."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fixturegen.suite import defects, diagnosis, judge
+from fixturegen.suite.cases import Case
+from fixturegen.suite.diagnosis import Difference
+from fixturegen.suite.fixtures import Fixture
+from fixturegen.suite.jobs import Ended, Job
+from fixturegen.suite.machine import Machine, python
+from fixturegen.suite.outcome import ERROR, FAILED, NOT_RUN, PASSED, Failure, Outcome
+from fixturegen.suite.prediction import Prediction
+from fixturegen.suite.scenarios import (
+    MAX_MODEL_LEN,
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    Scenario,
+    scenarios,
+)
+from fixturegen.suite.worker import STEP, write_json
+
+#: KV cache of one engine. All prompts of a scenario fit, so that nothing is preempted.
+KV_CACHE_BYTES = 2 * 2**30
+
+WORKER = (*python(), "-m", "fixturegen.suite.worker")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything that the cases of one run share."""
+
+    machine: Machine
+    fixtures: Mapping[str, Fixture]
+    out: Path
+    timeout_s: float
+    quick: bool = False
+    #: Command that takes a case file.
+    worker: tuple[str, ...] = WORKER
+
+    def folder(self, case: Case) -> Path:
+        """Where a case keeps its files."""
+        return self.out / "cases" / re.sub(r"[^\w.-]+", "_", case.id)
+
+
+def asked(run: Run, case: Case) -> list[Scenario]:
+    """The scenarios that the case puts to its engine."""
+    fixture = run.fixtures[case.recipe]
+    config = fixture.recipe.model
+    found = scenarios(
+        bos=config.bos_token_id or 0,
+        tokens=min(fixture.recipe.tokenizer_vocab_size, config.vocab_size),
+        planted=fixture.planted,
+        k=case.k,
+        quick=run.quick,
+    )
+    return [s for s in found if not defects.of_scenario(case, s, run.machine)]
+
+
+def case_file(run: Run, case: Case, reference: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the worker reads.
+
+    ``engine``: keyword arguments of ``vllm.LLM``. ``scenarios``: name, prompts (token ids),
+    max_tokens, batch, temperature, and the expected outputs where they are known.
+    ``result``: the file to write.
+    """
+    fixture = run.fixtures[case.recipe]
+    engine: dict[str, Any] = {
+        "model": str(fixture.target.absolute()),
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": MAX_NUM_SEQS,
+        "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
+        "enforce_eager": not case.graphs,
+        "kv_cache_memory_bytes": KV_CACHE_BYTES,
+        "seed": 0,
+    }
+    if run.machine.on_gpu:
+        engine["gpu_memory_utilization"] = 0.05  # only a demand on free memory: the cache is fixed
+    if case.backend != "auto":
+        engine["attention_config"] = {"backend": case.attention}
+    if case.k:
+        speculative: dict[str, Any] = {"method": case.method, "num_speculative_tokens": case.k}
+        if case.method == "eagle":
+            speculative |= {"model": str(fixture.checkpoint("draft").absolute())}
+        engine["speculative_config"] = speculative
+    oracle = _oracle(fixture)
+    found = []
+    for scenario in asked(run, case):
+        entry = dataclasses.asdict(scenario)
+        if oracle is not None:
+            entry["expected"] = [
+                oracle.continuation(p, min(scenario.max_tokens, MAX_MODEL_LEN - len(p)))
+                for p in scenario.prompts
+            ]
+        elif reference is not None:
+            entry["expected"] = _outputs(reference, scenario.name)
+        else:
+            entry["expected"] = None
+        found.append(entry)
+    result = run.folder(case) / "result.json"
+    return {"id": case.id, "engine": engine, "scenarios": found, "result": str(result.absolute())}
+
+
+def _oracle(fixture: Fixture) -> Any:
+    if not fixture.planted:
+        return None
+    from fixturegen.planted import Oracle
+
+    return Oracle.load(fixture.target)
+
+
+def _outputs(result: Mapping[str, Any], name: str) -> Any:
+    return next((s["outputs"] for s in result["scenarios"] if s["name"] == name), None)
+
+
+def environment(run: Run, case: Case) -> dict[str, str]:
+    """Variables of the worker, beside the user's own."""
+    scratch = run.folder(case).absolute()
+    env = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_CACHE_ROOT": str(scratch / "cache"),
+        "TMPDIR": str(scratch / "tmp"),
+        "PYTHONUNBUFFERED": "1",
+        **case.env,
+    }
+    if not run.machine.on_gpu:
+        env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process: half the time to start
+    return env
+
+
+def prepare(run: Run, case: Case, reference: Mapping[str, Any] | None) -> Job:
+    """Write the case file and give the job that runs it."""
+    folder = run.folder(case)
+    (folder / "tmp").mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").unlink(missing_ok=True)
+    write_json(folder / "case.json", case_file(run, case, reference))
+    return Job(
+        id=case.id,
+        command=(*run.worker, str((folder / "case.json").absolute())),
+        log=folder / "log.txt",
+        timeout_s=run.timeout_s,
+        env=environment(run, case),
+    )
+
+
+def command(run: Run, case: Case) -> str:
+    """The command line that runs the case again by hand."""
+    env = {
+        n: v for n, v in environment(run, case).items() if n not in ("TMPDIR", "VLLM_CACHE_ROOT")
+    }
+    words = [f"{n}={v}" for n, v in env.items()]
+    return " ".join([*words, "python", *run.worker[1:], str(run.folder(case) / "case.json")])
+
+
+def fingerprint(run: Run, case: Case) -> str:
+    """Changes whenever a stored result no longer answers the case."""
+    fixture = run.fixtures[case.recipe]
+    parts = [
+        case.id,
+        case.gpu,
+        run.machine.vllm,
+        sorted(fixture.hashes.items()),
+        sorted(run.machine.env.items()),
+        [dataclasses.asdict(s) for s in asked(run, case)],
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def load_result(run: Run, case: Case) -> dict[str, Any] | None:
+    """What the worker wrote, or None."""
+    try:
+        result = json.loads((run.folder(case) / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return result if isinstance(result, dict) else None
+
+
+def not_run(case: Case, reason: str, prediction: Prediction) -> Outcome:
+    """The outcome of a case that cannot run here."""
+    return Outcome(
+        id=case.id,
+        suite="exact",
+        gpu=case.gpu,
+        status=NOT_RUN,
+        reason=reason,
+        prediction=prediction.to_dict(),
+    )
+
+
+def failed_to_run(case: Case, reason: str, prediction: Prediction) -> Outcome:
+    """The outcome of a case that should have run and could not be started."""
+    return dataclasses.replace(not_run(case, reason, prediction), status=ERROR)
+
+
+def verdict(
+    run: Run,
+    case: Case,
+    ended: Ended,
+    reference: Mapping[str, Any] | None,
+    prediction: Prediction,
+) -> Outcome:
+    """The outcome of a case whose worker has ended."""
+    result = load_result(run, case)
+    log = run.folder(case) / "log.txt"
+    common: dict[str, Any] = {
+        "id": case.id,
+        "suite": "exact",
+        "gpu": case.gpu,
+        "seconds": ended.seconds,
+        "prediction": prediction.to_dict(),
+        "command": command(run, case),
+        "log": str(log.relative_to(run.out)),
+    }
+    if result is None or "error" in result:
+        reason = _why_no_result(ended, result, log)
+        if prediction.verdict == "rejected":
+            reason += f" (check predicted it: {prediction.because})"
+        return Outcome(**common, status=ERROR, reason=reason)
+    failures, measured = _judge(run, case, result, reference)
+    failures += judge.wrong_predictions(prediction.choices, result["choices"])
+    if prediction.verdict == "rejected":
+        text = f"check predicted that this does not run ({prediction.because}) and it runs"
+        failures.append(Failure(scenario="engine start", message=text, place=diagnosis.PREDICTION))
+    return Outcome(
+        **common,
+        status=FAILED if failures else PASSED,
+        reason=f"{failures[0].place}: {failures[0].message}" if failures else "",
+        failures=tuple(failures),
+        measured={"engine_start_s": result["engine_start_s"], **measured},
+        choices=result["choices"],
+    )
+
+
+def _judge(
+    run: Run, case: Case, result: Mapping[str, Any], reference: Mapping[str, Any] | None
+) -> tuple[list[Failure], dict[str, Any]]:
+    fixture = run.fixtures[case.recipe]
+    oracle = _oracle(fixture)
+    stored = json.loads((run.folder(case) / "case.json").read_text(encoding="utf-8"))
+    wanted, got = stored["scenarios"], result["scenarios"]
+    failures: list[Failure] = []
+    found: list[Difference] = []
+    for scenario, outcome in zip(wanted, got, strict=True):
+        failures += judge.wrong_lengths(scenario, outcome, MAX_MODEL_LEN)
+        found += judge.differences(scenario, outcome)
+        if scenario["cached"] and result["choices"]["prefix_caching"]:
+            failures += _no_hits(outcome)
+        if case.k and oracle is None and not scenario["clipped"]:
+            failures += judge.impossible_counters(scenario["name"], case.k, outcome)
+    total = sum(len(s["outputs"]) for s in got)
+    measured: dict[str, Any] = {"outputs": total}
+    if wanted[0]["expected"] is not None:
+        measured["equal"] = total - len(found)
+        measured["equal_share"] = round(1 - len(found) / total, 4)
+    if case.k:
+        measured["acceptance_length"] = judge.acceptance_length(got)
+        for counter in judge.COUNTERS:
+            measured[counter] = _sum(s["counters"].get(counter) for s in got)
+    if oracle is None:
+        failures += _loosely(case, wanted, got, found)
+        return failures, measured
+
+    def continuation(difference: Difference) -> Sequence[int]:
+        scenario = next(s for s in wanted if s["name"] == difference.scenario)
+        said = difference.got[: difference.position + 1]
+        return list(oracle.continuation([*scenario["prompts"][difference.prompt], *said], 4))
+
+    place = (
+        diagnosis.of_tokens(
+            found,
+            speculative=bool(case.k),
+            scenarios=[s["name"] for s in wanted],
+            continuation=continuation,
+        )
+        if found
+        else ""
+    )
+    failures += judge.token_failures(found, got, place)
+    if case.k:
+        expected = {s["name"]: _predicted(oracle, s, case) for s in wanted if not s["clipped"]}
+        measured["predicted"] = {c: _sum(e[c] for e in expected.values()) for c in judge.COUNTERS}
+        for outcome in got:
+            if outcome["name"] not in expected or outcome["counters"].get("preemptions"):
+                continue
+            wrong = judge.counter_failures(
+                outcome["name"], expected[outcome["name"]], outcome["counters"]
+            )
+            failures += [dataclasses.replace(f, place=place or f.place) for f in wrong]
+    return failures, measured
+
+
+def _loosely(
+    case: Case,
+    wanted: Sequence[Mapping[str, Any]],
+    got: Sequence[Mapping[str, Any]],
+    found: Sequence[Difference],
+) -> list[Failure]:
+    """Random weights: vLLM's own rule on each scenario, ``equal > int(share x outputs)``."""
+    share = judge.LOOSE_SHARE[case.method]
+    failing = []
+    for scenario, outcome in zip(wanted, got, strict=True):
+        outputs = len(outcome["outputs"])
+        equal = outputs - sum(d.scenario == scenario["name"] for d in found)
+        if scenario["expected"] is not None and equal <= int(share * outputs) and outputs >= 5:
+            failing.append(scenario["name"])
+    bad = [d for d in found if d.scenario in failing]
+    if not bad:
+        return []
+    place = diagnosis.of_tokens(
+        bad, speculative=bool(case.k), scenarios=[s["name"] for s in wanted]
+    )
+    return judge.token_failures(bad, got, place)
+
+
+def _no_hits(outcome: Mapping[str, Any]) -> list[Failure]:
+    if outcome["counters"].get("prefix_cache_hits", 0) > 0:
+        return []
+    text = "prefix caching is on and nothing came out of the cache"
+    return [Failure(scenario=outcome["name"], message=text, place=diagnosis.PREFIX)]
+
+
+def _predicted(oracle: Any, scenario: Mapping[str, Any], case: Case) -> dict[str, Any]:
+    """Counters of a scenario: the sum over its prompts."""
+    each = [oracle.speculate(p, scenario["max_tokens"], case.k) for p in scenario["prompts"]]
+    return {c: _sum(getattr(e, c) for e in each) for c in judge.COUNTERS}
+
+
+def _sum(values: Any) -> Any:
+    present = [v for v in values if v is not None]
+    if present and isinstance(present[0], list | tuple):
+        return [sum(column) for column in zip(*present, strict=True)]
+    return sum(present)
+
+
+def _why_no_result(ended: Ended, result: Mapping[str, Any] | None, log: Path) -> str:
+    """One line on a worker that failed, crashed or hung."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    steps = [line.split(STEP, 1)[1].strip() for line in lines if STEP in line]
+    at = f" during: {steps[-1]}" if steps else ""
+    if ended.timed_out:
+        return f"no answer within {ended.job.timeout_s:.0f} s{at}; raise --timeout if it is slow"
+    if result is None:
+        code = ended.returncode or 0
+        how = f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        cause = root_cause(lines)
+        return f"the worker was {how}{at}" + (f": {cause}" if cause else "")
+    error: str = result["error"]
+    if cause := root_cause(lines):
+        error = cause
+    return error + at
+
+
+_ERROR = re.compile(r"(?:^|\s)((?:[A-Za-z_.]*(?:Error|Exception|Interrupt)): .+)$")
+
+
+def root_cause(lines: Sequence[str]) -> str:
+    """The last error line of a log that is not vLLM's remark about a failed engine core."""
+    for line in reversed(lines):
+        found = _ERROR.search(line)
+        if found and "Engine core" not in line and "EngineDeadError" not in line:
+            return found[1].strip()[:300]
+    return ""

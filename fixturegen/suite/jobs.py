@@ -1,0 +1,132 @@
+"""Run commands side by side, each in a session of its own with a time limit and a log.
+
+Whatever a command leaves behind is ended with it: its process group, and any process that inherited
+the environment variable by which our own jobs are known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+#: Set in the environment of every process of a job, to a value that is the job's alone.
+MARK = "FIXTUREGEN_JOB"
+
+_POLL_S = 0.1
+_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A command to run. ``env`` is added to this process's environment."""
+
+    id: str
+    command: tuple[str, ...]
+    log: Path
+    timeout_s: float
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a job ended. ``returncode`` is None when it was stopped at its time limit."""
+
+    job: Job
+    returncode: int | None
+    seconds: float
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the time limit ended it."""
+        return self.returncode is None
+
+
+@dataclass
+class _Running:
+    job: Job
+    process: subprocess.Popen[bytes]
+    mark: str
+    started: float
+
+
+def run_jobs(
+    jobs: Sequence[Job], workers: int, on_start: Callable[[Job], None] = lambda job: None
+) -> Iterator[Ended]:
+    """Run ``jobs`` in order, at most ``workers`` at once, and yield each as it ends.
+
+    Closing the iterator, or an exception in the consumer, ends the jobs that are still running.
+    """
+    waiting = list(reversed(jobs))
+    running: list[_Running] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                job = waiting.pop()
+                on_start(job)
+                running.append(_start(job))
+            for ended in [r for r in running if _has_ended(r)]:
+                running.remove(ended)
+                yield _end(ended)
+            time.sleep(_POLL_S)
+    finally:
+        for left in running:
+            _end(left)
+
+
+def _start(job: Job) -> _Running:
+    mark = uuid.uuid4().hex
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    with job.log.open("wb") as log:
+        process = subprocess.Popen(
+            job.command,
+            env={**os.environ, **job.env, MARK: mark},
+            cwd=job.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return _Running(job, process, mark, time.monotonic())
+
+
+def _has_ended(running: _Running) -> bool:
+    over = time.monotonic() - running.started > running.job.timeout_s
+    return over or running.process.poll() is not None
+
+
+def _end(running: _Running) -> Ended:
+    """Collect a job that has ended, or stop it; then end what it left behind."""
+    returncode = running.process.poll()
+    if returncode is None:
+        _signal_group(running, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running.process.wait(_GRACE_S)
+    _signal_group(running, signal.SIGKILL)
+    for pid in _marked(running.mark):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    running.process.wait()
+    seconds = round(time.monotonic() - running.started, 1)
+    return Ended(job=running.job, returncode=returncode, seconds=seconds)
+
+
+def _signal_group(running: _Running, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(running.process.pid, number)
+
+
+def _marked(mark: str) -> Iterator[int]:
+    """Processes whose environment holds a job's mark (Linux; nothing elsewhere)."""
+    needle = f"{MARK}={mark}".encode()
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if needle in entry.read_bytes().split(b"\0"):
+                yield int(entry.parent.name)

@@ -1,0 +1,258 @@
+"""One run of the suites: what can run runs, what cannot is listed, and a report is left."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fixturegen.errors import FixturegenError
+from fixturegen.suite import defects, exact, fixtures, machine, report, upstream
+from fixturegen.suite.cases import Case, matrix
+from fixturegen.suite.jobs import Job, run_jobs
+from fixturegen.suite.outcome import FAILED, PASSED, Outcome
+from fixturegen.suite.prediction import Prediction, predict
+from fixturegen.suite.report import Report
+from fixturegen.suite.worker import write_json
+
+Echo = Callable[[str], None]
+Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to run. The command line has one option for each."""
+
+    suites: tuple[str, ...]
+    recipes: tuple[str, ...]
+    fixtures: Path
+    out: Path
+    backends: tuple[str, ...] = ("FLASH_ATTN", "auto")
+    mla: tuple[bool, ...] = (True, False)
+    ks: tuple[int, ...] = (1, 3)
+    graphs: tuple[bool, ...] = (False, True)
+    workers: int = 1
+    timeout_s: float = 300.0
+    resume: bool = False
+    quick: bool = False
+    vllm_src: Path | None = None
+    #: How it was called, for the report.
+    command: str = ""
+    worker: tuple[str, ...] = exact.WORKER
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A case of the exact suite, what check says of it, and why it cannot run (or nothing)."""
+
+    case: Case
+    prediction: Prediction
+    obstacle: str
+
+    def not_run(self, reason: str) -> Outcome:
+        return exact.not_run(self.case, reason, self.prediction)
+
+
+@dataclass
+class _Progress:
+    """Outcomes so far, and what the progress lines need."""
+
+    echo: Echo
+    total: int = 0
+    outcomes: dict[Key, Outcome] = field(default_factory=dict)
+    ran: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def list(self, outcome: Outcome) -> None:
+        """Add an outcome that needed no run."""
+        self.outcomes.setdefault((outcome.suite, outcome.gpu, outcome.id), outcome)
+
+    def started(self, job: Job) -> None:
+        self.echo(f"[{self.ran + 1}/{self.total}] {job.id} ...")
+
+    def ended(self, outcome: Outcome) -> None:
+        self.outcomes[outcome.suite, outcome.gpu, outcome.id] = outcome
+        self.ran += 1
+        left = (time.monotonic() - self.began) / self.ran * (self.total - self.ran)
+        text = report.result(outcome)
+        self.echo(
+            f"[{self.ran}/{self.total}] {outcome.id}: {outcome.status}, {outcome.seconds:.0f} s"
+            + (f": {text}" if text else "")
+            + (f" (about {_clock(left)} left)" if self.ran < self.total else "")
+        )
+
+
+def run(options: Options, echo: Echo) -> Report:
+    """Run the suites and write the report into ``options.out``.
+
+    Raises FixturegenError for bad input; whatever goes wrong with an engine is in the report. On
+    Ctrl-C the running cases are ended and the report says what ran until then.
+    """
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    began = time.monotonic()
+    shared = _shared(options)
+    here = shared.machine
+    if here.problem:
+        echo(here.problem)
+    planned = _planned(options, shared)
+    progress = _Progress(echo)
+    for p in planned:
+        if p.obstacle:
+            progress.list(p.not_run(p.obstacle))
+    tests = upstream.Plan()
+    interrupted = False
+    try:
+        if "vllm" in options.suites:
+            found = list(shared.fixtures.values())
+            tests = upstream.plan(found, here, options.out, options.vllm_src, 3 * options.timeout_s)
+            for outcome in tests.outcomes:
+                progress.list(outcome)
+        ready = [p for p in planned if not p.obstacle]
+        progress.total = len(ready) + len(tests.jobs)
+        _run_exact(options, shared, ready, progress)
+        for ended in run_jobs(tests.jobs, 1, progress.started):
+            progress.ended(upstream.verdict(tests, ended, here, options.out))
+    except KeyboardInterrupt:
+        interrupted = True
+        echo("interrupted; writing a report of what ran")
+    for p in planned:
+        progress.list(p.not_run("interrupted"))
+    for job in tests.jobs:
+        progress.list(upstream.interrupted(tests, job, here))
+    done = Report(
+        started=started,
+        seconds=round(time.monotonic() - began, 1),
+        interrupted=interrupted,
+        command=options.command,
+        machine=here,
+        fixtures={name: fixture.hashes for name, fixture in shared.fixtures.items()},
+        outcomes=tuple(progress.outcomes.values()),
+        lifted=tests.lifted,
+        notes=(*tests.notes, *_left_out(shared, planned)),
+    )
+    report.write(done, options.out)
+    return done
+
+
+def dry_run(options: Options, echo: Echo) -> None:
+    """List the cases and the commands; run and write nothing."""
+    shared = _shared(options)
+    for p in _planned(options, shared):
+        if p.obstacle:
+            echo(f"{p.case.id} [{p.case.gpu}]: not run: {p.obstacle}")
+        else:
+            echo(f"{p.case.id} [{p.case.gpu}]\n    {exact.command(shared, p.case)}")
+    if "vllm" in options.suites:
+        for fixture in shared.fixtures.values():
+            for stand in fixture.recipe.stands_for:
+                tests = ", ".join(stand.tests)
+                echo(f"vLLM's {tests}: {stand.model} -> {fixture.checkpoint(stand.part)}")
+
+
+def _shared(options: Options) -> exact.Run:
+    found = fixtures.find(options.fixtures, options.recipes)
+    return exact.Run(
+        machine=machine.local(),
+        fixtures={fixture.name: fixture for fixture in found},
+        out=options.out,
+        timeout_s=options.timeout_s,
+        quick=options.quick,
+        worker=options.worker,
+    )
+
+
+def _planned(options: Options, shared: exact.Run) -> list[_Planned]:
+    if "exact" not in options.suites:
+        return []
+    cases = matrix(
+        [fixture.recipe for fixture in shared.fixtures.values()],
+        shared.machine,
+        backends=options.backends,
+        mla=options.mla,
+        ks=options.ks,
+        graphs=options.graphs,
+    )
+    return [
+        _Planned(
+            case,
+            predict(case, shared.fixtures[case.recipe], shared.machine),
+            case.obstacle(shared.machine),
+        )
+        for case in cases
+    ]
+
+
+def _run_exact(
+    options: Options, shared: exact.Run, planned: Sequence[_Planned], progress: _Progress
+) -> None:
+    """References first: the other cases of a random fixture are compared with them."""
+    references: dict[Case, dict[str, Any] | None] = {}
+    for stage in (True, False):
+        waiting: dict[str, _Planned] = {}
+        jobs = []
+        for p in (p for p in planned if p.case.reference is stage):
+            if options.resume and (known := _stored(shared, p.case)):
+                progress.ended(known)
+                continue
+            reference = references.get(p.case.reference_case)
+            if not stage and not shared.fixtures[p.case.recipe].planted and reference is None:
+                why = f"no reference: {p.case.reference_case.id} brought no result"
+                progress.ended(exact.failed_to_run(p.case, why, p.prediction))
+                continue
+            try:
+                jobs.append(exact.prepare(shared, p.case, reference))
+            except OSError as error:
+                why = f"{shared.folder(p.case)}: cannot be written: {error.strerror}"
+                progress.ended(exact.failed_to_run(p.case, why, p.prediction))
+                continue
+            waiting[jobs[-1].id] = p
+        for ended in run_jobs(jobs, options.workers, progress.started):
+            p = waiting[ended.job.id]
+            reference = references.get(p.case.reference_case)
+            outcome = exact.verdict(shared, p.case, ended, reference, p.prediction)
+            _store(shared, p.case, outcome)
+            progress.ended(outcome)
+        if stage:
+            references = {p.case: exact.load_result(shared, p.case) for p in planned}
+
+
+def _stored(shared: exact.Run, case: Case) -> Outcome | None:
+    """The outcome of an earlier run of the very same case, if it came to a verdict."""
+    try:
+        text = (shared.folder(case) / "outcome.json").read_text(encoding="utf-8")
+        stored = json.loads(text)
+        if stored["fingerprint"] != exact.fingerprint(shared, case):
+            return None
+        outcome = Outcome.from_dict(stored["outcome"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return outcome if outcome.status in (PASSED, FAILED) else None
+
+
+def _store(shared: exact.Run, case: Case, outcome: Outcome) -> None:
+    entry = {"fingerprint": exact.fingerprint(shared, case), "outcome": outcome.to_dict()}
+    try:
+        write_json(shared.folder(case) / "outcome.json", entry)
+    except OSError as error:
+        raise FixturegenError(
+            f"{shared.folder(case)}: cannot be written: {error.strerror}"
+        ) from None
+
+
+def _left_out(shared: exact.Run, planned: Sequence[_Planned]) -> list[str]:
+    """Scenarios that a known defect of this engine makes meaningless."""
+    ready = [p.case for p in planned if not p.obstacle]
+    return [
+        f"scenarios left out: {defect.what}"
+        for defect in defects.KNOWN
+        if any(defects.hits(defect, case, shared.machine) for case in ready)
+    ]
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
