@@ -2,8 +2,9 @@
 
     python benchmarks/build.py [--folder DIR] [--memory]
 
-1. At least 600 M parameters in bf16: fixturegen, then ``DeepseekV3ForCausalLM(config)`` with
-   ``save_pretrained``, then a plain write of as many bytes, each in a process of its own.
+1. At least 600 M parameters in bf16: a plain write of as many bytes, fixturegen, then
+   ``DeepseekV3ForCausalLM(config)`` cast to bf16 with ``save_pretrained``; each in a process of its
+   own, each with its data on the disk at the end.
 2. With ``--memory``: peak memory of builds of about 1, 4 and 10 GB.
 """
 
@@ -43,10 +44,12 @@ FIXTUREGEN = (
     "build(load_recipe({recipe!r}, {overrides!r}), {out!r}, check=False)",
 )
 TRANSFORMERS = (
-    "import torch\nfrom transformers import AutoConfig, DeepseekV3ForCausalLM\n"
+    "import os, torch\nfrom transformers import AutoConfig, DeepseekV3ForCausalLM\n"
     "config = AutoConfig.from_pretrained({config!r})",
-    "torch.set_default_dtype(torch.bfloat16)\n"
-    "DeepseekV3ForCausalLM(config).save_pretrained({out!r})",
+    "DeepseekV3ForCausalLM(config).to(torch.bfloat16).save_pretrained({out!r})\n"
+    "for name in os.listdir({out!r}):\n"
+    "    with open(os.path.join({out!r}, name), 'rb+') as file:\n"
+    "        os.fsync(file.fileno())",
 )
 PLAIN = (
     "import os\nblock = os.urandom(2**20)",

@@ -11,16 +11,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from blake3 import blake3
 from filelock import FileLock
 
 from fixturegen.config import ModelConfig
@@ -263,20 +264,16 @@ def encode(
 
 
 def tensor_digests(recipe: Recipe, plan: Plan, jobs: int | None = None) -> dict[str, str]:
-    """sha256 of each stored tensor, generated anew and not written."""
-    digests: dict[str, Any] = {}
-    for _ in _stream(plan, weights_for(recipe, plan), digests, jobs or os.cpu_count() or 1):
-        pass
+    """blake3 of each stored tensor, generated anew and not written."""
+    digests: dict[str, Any] = defaultdict(blake3)
+    for piece in _stream(plan, weights_for(recipe, plan), jobs or os.cpu_count() or 1):
+        for entry, data in zip(stored(piece.tensor, plan.config), piece.data, strict=True):
+            digests[entry.name].update(data)
     return {name: digest.hexdigest() for name, digest in digests.items()}
 
 
-def _stream(
-    plan: Plan, weights: Weights, digests: dict[str, Any], jobs: int
-) -> Generator[_Piece, None, None]:
-    """All pieces of a checkpoint in file order, generated ahead by ``jobs`` threads.
-
-    A thread of its own feeds ``digests``, the sha256 of each stored tensor by name.
-    """
+def _stream(plan: Plan, weights: Weights, jobs: int) -> Generator[_Piece, None, None]:
+    """All pieces of a checkpoint in file order, generated ahead by ``jobs`` threads."""
     config = plan.config
 
     def generate(piece: _Piece) -> _Piece:
@@ -284,15 +281,10 @@ def _stream(
         data = tuple(a.reshape(-1).view(np.uint8).data for a in arrays)
         return _Piece(piece.tensor, piece.start, piece.stop, data)
 
-    def digest(piece: _Piece) -> _Piece:
-        for entry, data in zip(stored(piece.tensor, config), piece.data, strict=True):
-            digests.setdefault(entry.name, hashlib.sha256()).update(data)
-        return piece
-
     empty = (_Piece(t, *rows) for t in plan.tensors for rows in pieces(t, config))
-    with ThreadPoolExecutor(jobs) as workers, ThreadPoolExecutor(1) as hasher:
+    with ThreadPoolExecutor(jobs) as workers:
         try:
-            yield from _ordered(hasher, digest, _ordered(workers, generate, empty, 2 * jobs + 1), 4)
+            yield from _ordered(workers, generate, empty, 2 * jobs + 2)
         finally:
             workers.shutdown(cancel_futures=True)
 
@@ -323,12 +315,18 @@ def _write_checkpoint(
     files = small_files(recipe, plan)
     weights = weights_for(recipe, plan)
     shards = split(plan.tensors, config, max_shard_size)
-    digests: dict[str, Any] = {}
-    file_hashes = {}
-    with closing(_stream(plan, weights, digests, jobs)) as source:
+    digests: dict[str, Any] = defaultdict(blake3)
+    file_digests: dict[str, Any] = defaultdict(hashlib.sha256)
+    with closing(_stream(plan, weights, jobs)) as source, _Behind() as behind:
         for i, shard in enumerate(shards):
             name = shard_name(i, len(shards))
-            file_hashes[name] = _write_shard(folder / name, shard, config, source, progress)
+            with (folder / name).open("wb") as file:
+                put = _writer(file, file_digests[name], behind)
+                put(header(e for t in shard for e in stored(t, config)))
+                for tensor in shard:
+                    _write_tensor(tensor, config, source, put, digests, behind, progress)
+                file.flush()
+                os.fsync(file.fileno())
 
     entries = [[e for t in shard for e in stored(t, config)] for shard in shards]
     tensors = {e.name: (e, digests[e.name].hexdigest()) for part in entries for e in part}
@@ -341,7 +339,7 @@ def _write_checkpoint(
         files=dict(
             sorted(
                 {
-                    **file_hashes,
+                    **{n: digest.hexdigest() for n, digest in file_digests.items()},
                     **{n: hashlib.sha256(data).hexdigest() for n, data in others.items()},
                 }.items()
             )
@@ -357,34 +355,81 @@ def _write_checkpoint(
     return content
 
 
-def _write_shard(
-    path: Path,
-    shard: list[Tensor],
+class _Behind:
+    """Hashing and syncing in threads that follow the writer, a bounded number of steps behind."""
+
+    #: Steps that may wait: with pieces of 512 KB, a few MB.
+    DEPTH = 16
+    #: Bytes after which the disk is set to work, so that the last sync has little left to do.
+    SYNC_EVERY = 2**26
+
+    def __init__(self) -> None:
+        self._hasher, self._syncer = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._hashing: deque[Future[Any]] = deque()
+        self._syncing: Future[Any] | None = None
+        self._unsynced = 0
+
+    def __enter__(self) -> _Behind:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hasher.shutdown()
+        self._syncer.shutdown()
+
+    def hash(self, digest: Any, data: bytes | memoryview) -> None:
+        """``digest.update(data)``, in order, soon."""
+        if len(self._hashing) >= self.DEPTH:
+            self._hashing.popleft().result()
+        self._hashing.append(self._hasher.submit(digest.update, data))
+
+    def written(self, file: BinaryIO, nbytes: int) -> None:
+        """Tell that ``nbytes`` more were written to ``file``."""
+        self._unsynced += nbytes
+        if self._unsynced >= self.SYNC_EVERY and (self._syncing is None or self._syncing.done()):
+            # a descriptor of its own, for the file may be closed before its turn comes
+            self._syncing = self._syncer.submit(_sync_and_close, os.dup(file.fileno()))
+            self._unsynced = 0
+
+
+def _sync_and_close(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _writer(file: BinaryIO, digest: Any, behind: _Behind) -> Callable[[bytes | memoryview], None]:
+    """A function that writes to ``file`` and feeds its ``digest``."""
+
+    def put(data: bytes | memoryview) -> None:
+        behind.hash(digest, data)
+        file.write(data)
+        behind.written(file, len(data))
+
+    return put
+
+
+def _write_tensor(
+    tensor: Tensor,
     config: ModelConfig,
     source: Iterator[_Piece],
+    put: Callable[[bytes | memoryview], None],
+    digests: dict[str, Any],
+    behind: _Behind,
     progress: Progress | None,
-) -> str:
-    """Write one safetensors file from the stream of pieces; returns its sha256."""
-    digest = hashlib.sha256()
-    with path.open("wb") as file:
-
-        def put(data: bytes | memoryview) -> None:
-            file.write(data)
-            digest.update(data)
-
-        put(header(e for t in shard for e in stored(t, config)))
-        for tensor in shard:
-            companions: list[memoryview] = []  # FP8 scales, a few bytes, follow their codes
-            stop = 0
-            while stop < tensor.shape[0]:
-                piece = next(source)
-                stop = piece.stop
-                put(piece.data[0])
-                companions += piece.data[1:]
-                if progress:
-                    progress(sum(len(d) for d in piece.data))
-            for data in companions:
-                put(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return digest.hexdigest()
+) -> None:
+    """Write the pieces of one tensor; FP8 scales, a few bytes, follow their codes."""
+    names = [entry.name for entry in stored(tensor, config)]
+    companions: list[memoryview] = []
+    stop = 0
+    while stop < tensor.shape[0]:
+        piece = next(source)
+        stop = piece.stop
+        put(piece.data[0])
+        companions += piece.data[1:]
+        for name, data in zip(names, piece.data, strict=True):
+            behind.hash(digests[name], data)
+        if progress:
+            progress(sum(len(data) for data in piece.data))
+    for data in companions:
+        put(data)

@@ -23,9 +23,9 @@ FORMAT = 1
 class Manifest:
     """The manifest of one checkpoint folder.
 
-    ``files`` and ``tensors`` map names to sha256 hex digests, of a file's or a tensor's bytes.
-    ``content_hash`` is a digest of all tensors, the config and the tokenizer that does not depend
-    on shard size or order.
+    ``files`` maps file names to sha256 hex digests, ``tensors`` maps tensor names to blake3 hex
+    digests of their bytes (as strong, and four times as fast). ``content_hash`` is a digest of all
+    tensors, the config and the tokenizer that does not depend on shard size or order.
     """
 
     recipe: Mapping[str, Any]
@@ -66,13 +66,13 @@ class Manifest:
 def content_hash(tensors: Mapping[str, tuple[Stored, str]], files: Mapping[str, bytes]) -> str:
     """Digest of a checkpoint's content.
 
-    sha256 over one line for each tensor, sorted by name (``name dtype shape sha256``), then one for
+    sha256 over one line for each tensor, sorted by name (``name dtype shape blake3``), then one for
     each file of ``files`` (config, tokenizer, ...), sorted by name (``name sha256``).
     """
     digest = hashlib.sha256()
-    for name, (entry, sha) in sorted(tensors.items()):
+    for name, (entry, tensor_digest) in sorted(tensors.items()):
         shape = "x".join(map(str, entry.shape))
-        digest.update(f"{name} {entry.dtype} {shape} {sha}\n".encode())
+        digest.update(f"{name} {entry.dtype} {shape} {tensor_digest}\n".encode())
     for name, data in sorted(files.items()):
         digest.update(f"{name} {hashlib.sha256(data).hexdigest()}\n".encode())
     return digest.hexdigest()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 
 from fixturegen.config import ModelConfig
 from fixturegen.errors import CheckpointError, FixturegenError
@@ -226,14 +227,14 @@ def _read_shard(
     digests: dict[str, str],
     file_digests: dict[str, str],
 ) -> Iterator[Problem]:
-    """One pass over a file: its sha256, each tensor's, and non-finite values."""
+    """One pass over a file: its sha256, each tensor's blake3, and non-finite values."""
     whole = hashlib.sha256()
     with path.open("rb") as file:
         places = sorted(shard.values(), key=lambda p: p.start)
         whole.update(file.read(places[0].start if places else -1))
         for place in places:
             name, dtype = place.entry.name, place.entry.dtype
-            digest = hashlib.sha256()
+            digest = blake3()
             finite, zero, left = True, True, place.stop - place.start
             while left:
                 data = file.read(min(left, READ_SIZE))
@@ -275,7 +276,7 @@ def _check_hashes(
                 if tensor in manifest.tensors and digests.get(tensor) != manifest.tensors[tensor]
             ]
             for tensor in changed:
-                yield Problem(name, tensor, "bytes differ from the manifest's sha256")
+                yield Problem(name, tensor, "bytes differ from the manifest's digest")
             if not changed and name in file_digests and file_digests[name] != sha:
                 yield Problem(name, "", "header differs from the manifest's sha256")
             continue

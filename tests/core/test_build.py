@@ -141,10 +141,10 @@ def test_no_room(tmp_path):
 
 
 def test_disk_full_leaves_nothing(tmp_path, tiny_recipe, monkeypatch):
-    def full(*_: object) -> str:
+    def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(builder, "_write_shard", full)
+    monkeypatch.setattr(builder, "_write_tensor", full)
     with pytest.raises(BuildError, match="no space left"):
         build(tiny_recipe, tmp_path / "x", check=False)
     assert [p.name for p in tmp_path.iterdir()] == [".x.lock"]

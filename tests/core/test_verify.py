@@ -90,7 +90,7 @@ def test_flipped_byte(checkpoint):
     data[place.start + 10] ^= 1
     (checkpoint / SHARD).write_bytes(data)
     lines = found(checkpoint)
-    assert f"{SHARD}: {Q_A}: bytes differ from the manifest's sha256" in lines
+    assert f"{SHARD}: {Q_A}: bytes differ from the manifest's digest" in lines
     assert f"{Q_A}: bytes differ from those the recipe gives" in found(checkpoint, regenerate=True)
 
 
