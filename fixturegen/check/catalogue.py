@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import pkgutil
+from collections.abc import Callable
 from importlib.metadata import entry_points
+from typing import TypeVar
 
 from fixturegen.check import rules as package
-from fixturegen.check.inputs import KernelInput
+from fixturegen.check.inputs import Derived, KernelInput
 from fixturegen.check.rule import FallsBack, PassedOver, Rule
 from fixturegen.check.target import Target
+from fixturegen.config import ModelConfig
 from fixturegen.errors import ConfigError
+
+Input = TypeVar("Input", bound=KernelInput)
 
 
 @functools.cache
@@ -28,20 +34,33 @@ def catalogue() -> dict[str, Rule]:
     for source in sources:
         declared = source if isinstance(source, list | tuple) else vars(source).values()
         for item in declared:
-            if isinstance(item, Rule):
-                if found.setdefault(item.id, item) is not item:
-                    raise ConfigError(f"two rules have the id {item.id!r}")
+            if isinstance(item, Rule) and found.setdefault(item.id, item) is not item:
+                raise ConfigError(f"two rules have the id {item.id!r}")
     return found
 
 
 @functools.cache
-def _reading(kind: type[KernelInput]) -> tuple[Rule, ...]:
-    return tuple(r for r in catalogue().values() if issubclass(kind, r.reads))
+def targets() -> dict[str, Callable[[ModelConfig, Target], Derived]]:
+    """Derivations that plugins bring for hardware of their own, by the target's ``gpu``.
+
+    The entry point group is ``fixturegen.targets``: the name is the ``gpu``, the object a function
+    (config, target) -> Derived.
+    """
+    return {point.name: point.load() for point in entry_points(group="fixturegen.targets")}
+
+
+@functools.lru_cache(maxsize=4096)
+def _covering(kind: type[KernelInput], target: Target) -> tuple[Rule, ...]:
+    return tuple(
+        r for r in catalogue().values() if issubclass(kind, r.reads) and r.where.covers(target)
+    )
 
 
 def applicable(x: KernelInput, target: Target) -> list[Rule]:
     """The rules that speak about this input on this target."""
-    return [r for r in _reading(type(x)) if r.where.matches(x, target)]
+    # mypy mistakes the class of a frozen dataclass for something without a hash
+    rules = _covering(type(x), target)  # type: ignore[arg-type]
+    return [r for r in rules if r.where.takes(x)]
 
 
 def broken(x: KernelInput, target: Target) -> list[Rule]:
@@ -54,11 +73,15 @@ def objections(x: KernelInput, target: Target) -> list[Rule]:
     return [r for r in broken(x, target) if isinstance(r.otherwise, PassedOver)]
 
 
-def settle(x: KernelInput, target: Target) -> KernelInput:
-    """The input after every fallback that the engine takes for it."""
-    import dataclasses
-
-    for r in broken(x, target):
-        if isinstance(r.otherwise, FallsBack) and r.otherwise.changes:
-            return settle(dataclasses.replace(x, **r.otherwise.changes), target)
-    return x
+def settle(x: Input, target: Target) -> tuple[Input, list[Rule]]:
+    """The input after every fallback that the engine takes for it, and the rules that led there."""
+    taken: list[Rule] = []
+    while True:
+        x = x.as_passed()
+        for r in broken(x, target):
+            if isinstance(r.otherwise, FallsBack) and r.otherwise.changes and r not in taken:
+                x = dataclasses.replace(x, **r.otherwise.changes)
+                taken.append(r)
+                break
+        else:
+            return x, taken

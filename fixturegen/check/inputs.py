@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +23,10 @@ class KernelInput:
     def fields(self) -> dict[str, object]:
         """Field values in order, without ``part``."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "part"}
+
+    def as_passed(self) -> Self:
+        """The input as the layer hands it on, after the engine has settled on its fields."""
+        return self
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.fields().items())
@@ -41,6 +45,8 @@ class Attention(KernelInput):
     v_head_dim: int = 128
     #: Heads on one rank.
     num_heads: int = 128
+    #: Latent that the kernel works on: none with MLA off.
+    kv_lora_rank: int = 0
     dtype: str = "bfloat16"
     kv_cache_dtype: str = "auto"
     #: KV cache block size asked for, 0 for the backend's own.
@@ -63,6 +69,12 @@ class FlashAttention(KernelInput):
     block_size: int = 0
     #: ``decoder`` (a whole attention layer) or ``mla_prefill``.
     caller: str = "decoder"
+
+    def as_passed(self) -> FlashAttention:
+        """FA2 has one head dim: MLA prefill zero-pads a narrower V for it."""
+        if self.version == 2 and self.head_size_v < self.head_size:
+            return dataclasses.replace(self, head_size_v=self.head_size)
+        return self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,35 +129,45 @@ class MoE(KernelInput):
 
     kernel: ClassVar[str] = "MoE"
     backend: str = "FLASHINFER_TRTLLM"
-    #: ``bf16``, ``fp8`` (128 x 128 blocks) or ``nvfp4``.
+    #: ``bf16`` (not quantised), ``fp8`` (128 x 128 blocks) or ``nvfp4``.
     scheme: str = "fp8"
+    dtype: str = "bfloat16"
+    #: CUDA compute capability as one number: 90, 100, 103. 0 on a CPU.
+    capability: int = 100
     hidden_size: int = 7168
-    #: One expert's width on one rank.
+    #: One expert's width on one rank, and over all ranks.
     intermediate_size: int = 2048
+    full_intermediate_size: int = 2048
+    #: Side of the FP8 scale blocks as the kernel reads them.
+    block: int = 128
     n_routed_experts: int = 256
-    #: Experts on one rank.
-    local_experts: int = 256
-    n_group: int = 8
-    topk_group: int = 4
-    num_experts_per_tok: int = 8
-    #: vLLM's RoutingMethodType: ``DeepSeekV3``, ``Renormalize``, ...
+    #: vLLM's RoutingMethodType: ``DeepSeekV3``, ``RenormalizeNaive``, ``Unspecified``, ...
     routing: str = "DeepSeekV3"
+    #: Ranks that an expert's width is split over, and ranks that the experts are split over.
     tp: int = 1
     ep: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routing(KernelInput):
-    """One call of a routing (expert choice) kernel. All counts are over all ranks."""
+    """One call of a routing (expert choice) kernel. All counts are over all ranks.
+
+    Backends: ``trtllm`` (inside FlashInfer's TRTLLM MoE), ``vllm`` (vLLM's fused CUDA kernel),
+    ``torch`` (vLLM's grouped_topk in torch), ``topk`` (groups ignored), ``cpu`` and
+    ``fused_topk_deepseek`` (FlashInfer's kernel of that name, which vLLM does not call).
+    """
 
     kernel: ClassVar[str] = "routing"
-    #: ``vllm`` (grouped_topk), ``trtllm`` (inside the TRTLLM MoE) or ``fused_topk_deepseek``.
     backend: str = "trtllm"
+    #: Weight scheme of the MoE behind it: FlashInfer has one launcher for each.
+    scheme: str = "fp8"
+    #: DeepSeek-V3's routing: sigmoid, bias, groups. Else FlashInfer's kernel without groups.
+    grouped: bool = True
     n_routed_experts: int = 256
+    #: 0 when the config sets it to null.
     n_group: int = 8
     topk_group: int = 4
     num_experts_per_tok: int = 8
-    scoring_func: str = "sigmoid"
     #: The checkpoint has e_score_correction_bias: a group's score is its best two experts' sum.
     bias: bool = True
 
@@ -156,17 +178,17 @@ class Linear(KernelInput):
 
     kernel: ClassVar[str] = "linear"
     name: str = "self_attn.o_proj"
-    #: ``row`` splits the input, ``column`` the output, ``replicated`` neither.
+    #: ``row`` splits the input, ``column`` the outputs, ``replicated`` neither.
     split: str = "row"
-    #: ``bf16``, ``fp8`` (128 x 128 blocks) or ``nvfp4``.
+    #: ``bf16`` (not quantised), ``fp8`` (128 x 128 blocks) or ``nvfp4``.
     scheme: str = "fp8"
     tp: int = 1
-    #: Rows and columns on one rank; several outputs when layers are merged into one.
+    #: Width of the input on one rank, and over all ranks.
     input_size: int = 16384
-    output_sizes: tuple[int, ...] = (7168,)
-    #: Output rows over all ranks, before the split.
-    full_output_size: int = 7168
     full_input_size: int = 16384
+    #: Rows on one rank; several when matrices are merged into one layer. And over all ranks.
+    output_sizes: tuple[int, ...] = (7168,)
+    full_output_sizes: tuple[int, ...] = (7168,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,6 +197,7 @@ class Parallel(KernelInput):
 
     kernel: ClassVar[str] = "parallel"
     num_attention_heads: int = 128
+    #: 0 for a model without routed experts.
     n_routed_experts: int = 256
     tp: int = 1
     ep: int = 1
@@ -182,22 +205,45 @@ class Parallel(KernelInput):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loading(KernelInput):
-    """What the engine's loader expects and the checkpoint holds."""
+    """What the engine's loader expects and the checkpoint holds.
+
+    Tensor counts are 0 for a bare config, whose tensors are taken to be complete.
+    """
 
     kernel: ClassVar[str] = "loading"
-    #: Architecture that the engine looks up.
+    #: The model class that the engine looks up.
     architecture: str = "DeepseekV3ForCausalLM"
+    quantised: bool = False
     topk_method: str | None = "noaux_tc"
-    #: Whether tensors are known (a checkpoint, not a bare config).
-    has_tensors: bool = False
-    #: Whether mlp.gate.e_score_correction_bias exists in the MoE layers.
-    has_bias: bool = True
-    speculation: str = "none"
-    num_nextn_predict_layers: int = 1
-    #: Suffixes that an MTP layer or Eagle draft lacks.
-    missing: tuple[str, ...] = ()
+    #: Gates with and without e_score_correction_bias.
+    gates_with_bias: int = 0
+    gates_without_bias: int = 0
+    #: Other tensors that the loader needs and the checkpoint lacks.
+    missing: int = 0
+    #: Tensors that the loader has no place for.
+    unexpected: int = 0
+    #: The first names behind the counts.
+    examples: tuple[str, ...] = ()
     num_attention_heads: int = 128
     num_key_value_heads: int = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drafting(KernelInput):
+    """What speculative decoding expects of its draft."""
+
+    kernel: ClassVar[str] = "drafting"
+    #: ``mtp``, ``eagle`` or ``eagle3``.
+    backend: str = "mtp"
+    num_nextn_predict_layers: int = 1
+    num_speculative_tokens: int = 1
+    #: MTP layers without any tensor in the checkpoint.
+    missing_layers: int = 0
+    #: Residual widths, which the draft's input projection joins.
+    hidden_size: int = 7168
+    target_hidden_size: int = 7168
+    vocab_size: int = 129280
+    target_vocab_size: int = 129280
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ answered only where both neighbours give the same answer; outside them nothing i
 
 from __future__ import annotations
 
+import functools
 import re
 
 #: vLLM releases read, oldest first, with the FlashInfer each pins (requirements/cuda.txt).
@@ -30,6 +31,7 @@ RELEASES: dict[str, tuple[str, ...]] = {"vllm": tuple(VLLM), "flashinfer": FLASH
 VERSION = re.compile(r"\d+(\.\d+)*(\.post\d+)?")
 
 
+@functools.lru_cache(maxsize=1024)
 def key(version: str) -> tuple[int, ...]:
     """Sort key of a release such as ``0.6.8.post1``; trailing zeros do not count."""
     numbers, _, post = version.partition(".post")

@@ -51,15 +51,19 @@ class Where:
     #: Field values that the input must have, such as ``{"version": 4}``.
     inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def matches(self, x: KernelInput, target: Target) -> bool:
-        """Whether the rule speaks about this input on this target (whose releases were read)."""
+    def covers(self, target: Target) -> bool:
+        """Whether the rule speaks about this target (whose releases were read)."""
         version = target.vllm if self.engine == "vllm" else target.flashinfer_version
         return (
             releases.within(version, self.since, self.until)
             and (not self.gpus or target.gpu in self.gpus)
-            and (not self.backends or getattr(x, "backend", None) in self.backends)
             and all(target.flag(variable) for variable in self.env)
-            and all(getattr(x, name) == value for name, value in self.inputs.items())
+        )
+
+    def takes(self, x: KernelInput) -> bool:
+        """Whether the rule speaks about this input, on a target that it covers."""
+        return (not self.backends or getattr(x, "backend", None) in self.backends) and all(
+            getattr(x, name) == value for name, value in self.inputs.items()
         )
 
     def __str__(self) -> str:
@@ -175,6 +179,8 @@ class Rule:
     predicate: Callable[[Any], bool]
     #: The kernel input type that the predicate reads.
     reads: type[KernelInput]
+    #: Id of the rule that asks the same question for other releases, else its own.
+    family: str
 
     @property
     def page(self) -> str:
@@ -186,9 +192,10 @@ class Rule:
         """The exact predicate, as written."""
         return inspect.getsource(self.predicate).rpartition('"""')[2].strip()
 
-    def applies(self, x: KernelInput, target: Target) -> bool:
-        """Whether the rule speaks about this input on this target."""
-        return isinstance(x, self.reads) and self.where.matches(x, target)
+    def shown(self, x: KernelInput) -> str:
+        """The values that the predicate looks at, ``name=value`` in its order."""
+        names = [n for n in self.predicate.__code__.co_names if hasattr(x, n)]
+        return " ".join(f"{name}={getattr(x, name)}" for name in names)
 
     def holds(self, x: KernelInput) -> bool:
         """Whether the kernel takes the input."""
@@ -203,8 +210,12 @@ def rule(
     otherwise: Consequence,
     source: Source,
     cases: tuple[Case, ...],
+    variant_of: str = "",
 ) -> Callable[[Callable[[Any], bool]], Rule]:
-    """Declare a rule; see the module's docstring."""
+    """Declare a rule; see the module's docstring.
+
+    ``variant_of`` names the rule that asks the same question for other releases.
+    """
 
     def declare(predicate: Callable[[Any], bool]) -> Rule:
         (argument, *_) = inspect.signature(predicate).parameters
@@ -218,6 +229,7 @@ def rule(
             cases=cases,
             predicate=predicate,
             reads=reads,
+            family=variant_of or id,
         )
 
     return declare

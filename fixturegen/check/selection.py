@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from fixturegen.check.catalogue import objections
+from fixturegen.check.catalogue import applicable, objections
 from fixturegen.check.inputs import KernelInput
 from fixturegen.check.target import Target
 
@@ -15,28 +16,44 @@ Candidate = TypeVar("Candidate", bound=KernelInput)
 
 @dataclass(frozen=True, slots=True)
 class Selection(Generic[Candidate]):
-    """``chosen`` is None when every candidate is passed over: the engine raises."""
+    """What was tried, and what came of it."""
 
-    chosen: Candidate | None
-    passed_over: tuple[tuple[Candidate, tuple[str, ...]], ...]
-
-    @property
-    def checked(self) -> tuple[Candidate, ...]:
-        """The inputs to report on: the choice, or all candidates when there is none."""
-        return (self.chosen,) if self.chosen is not None else tuple(c for c, _ in self.passed_over)
-
-    @property
-    def reasons(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Backend names that were passed over, with the ids of the rules that say why."""
-        return tuple((str(getattr(c, "backend", c)), ids) for c, ids in self.passed_over)
+    #: Backend name, ``none`` when every candidate is passed over, ``unknown`` when the catalogue
+    #: has nothing about the one that decides.
+    name: str
+    #: The inputs to report on: the choice, or all candidates when there is none.
+    checked: tuple[Candidate, ...]
+    #: Backends passed over, with the ids of the rules that say why.
+    reasons: tuple[tuple[str, tuple[str, ...]], ...]
+    unknown: tuple[str, ...] = ()
 
 
-def select(candidates: Sequence[Candidate], target: Target) -> Selection[Candidate]:
-    """Try the candidates in the engine's order."""
-    passed: list[tuple[Candidate, tuple[str, ...]]] = []
-    for candidate in candidates:
-        ids = tuple(r.id for r in objections(candidate, target))
+def select(
+    candidate: Candidate,
+    order: Sequence[str],
+    asked: str,
+    target: Target,
+    *,
+    others: Sequence[str] = (),
+) -> Selection[Candidate]:
+    """Try backends in the engine's order, or only the one that was asked for.
+
+    ``candidate`` is the input with any backend. ``others`` are backends that may be asked for
+    without being in ``order``. A backend that no rule names is unknown.
+    """
+    names = order if asked == "auto" else (asked,)
+    if asked != "auto" and asked not in (*order, *others):
+        return Selection("unknown", (), (), (f"{candidate.kernel} backend {asked} is not covered",))
+    tried: list[Candidate] = []
+    reasons: list[tuple[str, tuple[str, ...]]] = []
+    for name in names:
+        here = dataclasses.replace(candidate, backend=name)  # type: ignore[call-arg]
+        if not any(name in r.where.backends for r in applicable(here, target)):
+            text = f"{candidate.kernel} backend {name} is not covered for vLLM {target.vllm}"
+            return Selection("unknown", (), tuple(reasons), (text,))
+        ids = tuple(r.id for r in objections(here, target))
         if not ids:
-            return Selection(candidate, tuple(passed))
-        passed.append((candidate, ids))
-    return Selection(None, tuple(passed))
+            return Selection(name, (here,), tuple(reasons))
+        tried.append(here)
+        reasons.append((name, ids))
+    return Selection("none", tuple(tried), tuple(reasons))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 
 from fixturegen.check import releases
 from fixturegen.errors import ConfigError
@@ -24,6 +26,13 @@ GPUS: dict[str, tuple[int, int]] = {
     "sm120": (12, 0),
     "sm121": (12, 1),
 }
+
+
+@functools.cache
+def _plugins() -> tuple[str, ...]:
+    """Hardware that plugins bring; see :func:`fixturegen.check.catalogue.targets`."""
+    return tuple(point.name for point in entry_points(group="fixturegen.targets"))
+
 
 #: GPUs of the standard grid.
 MATRIX_GPUS = ("sm80", "sm90", "sm100", "sm103", "sm110", "sm120")
@@ -64,9 +73,9 @@ class Target:
         for name in ("tp", "ep"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"target: {name}={getattr(self, name)} must be at least 1")
-        if self.gpu != "cpu" and not re.fullmatch(r"sm\d{2,3}", self.gpu):
+        if not re.fullmatch(r"sm\d{2,3}", self.gpu) and self.gpu not in (*GPUS, *_plugins()):
             raise ConfigError(
-                f"target: gpu={self.gpu!r} is not a GPU architecture; known: {', '.join(GPUS)}"
+                f"target: gpu={self.gpu!r} is not known; known: {', '.join((*GPUS, *_plugins()))}"
             )
         for name in ("vllm", "flashinfer"):
             version = getattr(self, name)
@@ -130,9 +139,9 @@ class Target:
     @property
     def capability(self) -> tuple[int, int]:
         """CUDA compute capability, (0, 0) for a CPU."""
-        if self.gpu in GPUS:
-            return GPUS[self.gpu]
-        return int(self.gpu[2:-1]), int(self.gpu[-1])
+        if self.gpu.startswith("sm"):
+            return GPUS.get(self.gpu, (int(self.gpu[2:-1]), int(self.gpu[-1])))
+        return (0, 0)
 
     @property
     def mla_disabled(self) -> bool:
@@ -160,7 +169,7 @@ class Target:
         This target itself when its versions were read, its neighbours when they lie between two
         that were, none when a version or the GPU lies outside the catalogue.
         """
-        if self.gpu not in GPUS:
+        if self.gpu not in (*GPUS, *_plugins()):
             return ()
         versions = itertools.product(
             releases.neighbours("vllm", self.vllm),

@@ -35,6 +35,7 @@ def fa2_head_dims(x: FlashAttention) -> bool:
 
 @rule(
     id="fa4-tmem-sm100",
+    variant_of="fa4-head-dims",
     title="FA4 of vLLM 0.19 takes V up to 128 on SM10x for queries above 128 tokens",
     where=Where(until="0.19.1", gpus=("sm100", "sm103"), inputs={"version": 4}),
     otherwise=Rejected("assert self.tmem_total <= SM100_TMEM_CAPACITY_COLUMNS"),
@@ -132,6 +133,7 @@ def fa4_head_dims(x: FlashAttention) -> bool:
 
 @rule(
     id="fa4-head-dims-256",
+    variant_of="fa4-head-dims",
     title="FA4 takes 8 to 128, (192, 128), (256, 256) or (64, 512) on SM10x and SM110",
     where=Where(since="0.22.1", until="0.24.0", gpus=SM10X, inputs={"version": 4}),
     otherwise=Rejected(NOT_SUPPORTED + "SM100/SM110"),
@@ -157,6 +159,7 @@ def fa4_head_dims_256(x: FlashAttention) -> bool:
 
 @rule(
     id="fa4-head-dims-512",
+    variant_of="fa4-head-dims",
     title="FA4 takes 8 to 128, (192, 128), (256, 256), (64, 512) or (512, 512) on SM10x and SM110",
     where=Where(since="0.26.0", gpus=SM10X, inputs={"version": 4}),
     otherwise=Rejected(NOT_SUPPORTED + "SM100/SM110"),

@@ -65,6 +65,7 @@ def fa3_head_size_sm90(x: FlashAttention) -> bool:
 
 @rule(
     id="fa3-head-size-sm90-layer",
+    variant_of="fa3-head-size-sm90",
     title="Head sizes above 256 move from FA3 to FA4 on SM90, in the attention layer",
     where=Where(
         since="0.20.2",
@@ -131,6 +132,7 @@ def fa4_blackwell_192(x: FlashAttention) -> bool:
 
 @rule(
     id="fa4-blackwell-192-128",
+    variant_of="fa4-blackwell-192",
     title="Head sizes above 128 fall back from FA4 to FA2 on Blackwell, except (192, 128)",
     where=Where(since="0.28.0", until="0.28.0", gpus=BLACKWELL, inputs={"version": 4}),
     otherwise=FallsBack("FA2", {"version": 2}),
@@ -157,6 +159,7 @@ def fa4_blackwell_192_128(x: FlashAttention) -> bool:
 
 @rule(
     id="fa4-blackwell-256",
+    variant_of="fa4-blackwell-192",
     title="Head sizes above 128 fall back from FA4 to FA2 but for (192, 128) and (256, 256)",
     where=Where(since="0.30.0", gpus=BLACKWELL, inputs={"version": 4}),
     otherwise=FallsBack("FA2", {"version": 2}),

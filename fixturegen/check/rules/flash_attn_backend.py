@@ -29,6 +29,7 @@ def flash_attn_head_size(x: Attention) -> bool:
 
 @rule(
     id="flash-attn-head-size-fa4",
+    variant_of="flash-attn-head-size",
     title="FLASH_ATTN takes head sizes up to 512 where FA4 exists",
     where=Where(since="0.20.2", backends=("FLASH_ATTN",), gpus=FA4_GPUS),
     otherwise=PassedOver("head_size not supported"),
@@ -52,6 +53,7 @@ def flash_attn_head_size_fa4(x: Attention) -> bool:
 
 @rule(
     id="flash-attn-head-size-fa2",
+    variant_of="flash-attn-head-size",
     title="FLASH_ATTN takes head sizes up to 256 where only FA2 exists",
     where=Where(since="0.20.2", backends=("FLASH_ATTN",), gpus=OTHER_GPUS),
     otherwise=PassedOver("head_size not supported"),
@@ -147,6 +149,7 @@ def flash_attn_fp8_kv_cache(x: Attention) -> bool:
 
 @rule(
     id="flash-attn-fp8-kv-cache-fa4",
+    variant_of="flash-attn-fp8-kv-cache",
     title="FLASH_ATTN reads an FP8 KV cache with FA3 on SM90 and FA4 on SM10x",
     where=Where(since="0.28.0", until="0.30.0", backends=("FLASH_ATTN",)),
     otherwise=PassedOver("kv_cache_dtype not supported|FP8 KV cache requires FA3 on SM90"),
@@ -187,6 +190,7 @@ def flash_attn_fp8_kv_cache_fa4(x: Attention) -> bool:
 
 @rule(
     id="flash-attn-fp8-kv-cache-512",
+    variant_of="flash-attn-fp8-kv-cache",
     title="FLASH_ATTN reads an FP8 KV cache with FA3, FA4 at head size 512, or FA4 on SM10x",
     where=Where(since="0.32.0", backends=("FLASH_ATTN",)),
     otherwise=PassedOver("kv_cache_dtype not supported|FP8 KV cache requires FA3 on SM90"),

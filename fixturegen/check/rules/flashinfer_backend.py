@@ -32,6 +32,7 @@ def flashinfer_head_size(x: Attention) -> bool:
 
 @rule(
     id="flashinfer-head-size-512",
+    variant_of="flashinfer-head-size",
     title="FLASHINFER takes head sizes 64, 128, 256 and 512",
     where=Where(since="0.22.1", backends=("FLASHINFER",)),
     otherwise=PassedOver("head_size not supported"),

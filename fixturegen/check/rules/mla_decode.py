@@ -52,6 +52,7 @@ def mla_head_size(x: MLADecode) -> bool:
 
 @rule(
     id="mla-head-size-512",
+    variant_of="mla-head-size",
     title="MLA decode caches are 320, 512 or 576 wide",
     where=Where(since="0.30.0", backends=COMMON),
     otherwise=PassedOver("head_size not supported"),
@@ -188,6 +189,7 @@ def flashinfer_mla_dims(x: MLADecode) -> bool:
 
 @rule(
     id="flashinfer-mla-dims-nope",
+    variant_of="flashinfer-mla-dims",
     title="FlashInfer's MLA decode takes latents (512, 64), (256, 64) and (512, 0)",
     where=Where(backends=("FLASHINFER_MLA",), since="0.32.0"),
     otherwise=Rejected("Unsupported MLA dimensions"),
@@ -244,6 +246,7 @@ def flashinfer_mla_heads(x: MLADecode) -> bool:
 
 @rule(
     id="flashinfer-mla-heads-cute",
+    variant_of="flashinfer-mla-heads",
     title="Query heads that trtllm-gen cannot tile fall back to the cute-dsl kernel",
     where=Where(since="0.28.0", backends=("FLASHINFER_MLA",)),
     otherwise=FallsBack("cute-dsl"),
@@ -540,6 +543,7 @@ def triton_mla_spec(x: MLADecode) -> bool:
 
 @rule(
     id="triton-mla-spec-unproven",
+    variant_of="triton-mla-spec",
     title="TRITON_MLA with speculation in vLLM 0.28 and 0.30 was neither run nor fixed",
     where=Where(since="0.28.0", until="0.30.0", backends=("TRITON_MLA",)),
     otherwise=Unproven(

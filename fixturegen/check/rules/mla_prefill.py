@@ -39,7 +39,7 @@ PAST_SMALL = [
 @rule(
     id="mla-prefill-gpu",
     title="FLASHINFER, TRTLLM_RAGGED and TOKENSPEED_MLA prefill need SM10x",
-    where=Where(since="0.22.1", backends=("FLASHINFER", "TRTLLM_RAGGED", "TOKENSPEED_MLA")),
+    where=Where(backends=("FLASHINFER", "TRTLLM_RAGGED", "TOKENSPEED_MLA")),
     otherwise=PassedOver(r"compute capability \d+\.\d+ not supported"),
     source=Source(
         "vllm", PREFILL + "flashinfer.py", "FlashInferPrefillBackend.supports_compute_capability"
@@ -59,7 +59,9 @@ def mla_prefill_gpu(x: MLAPrefill) -> bool:
 @rule(
     id="mla-prefill-dtype",
     title="MLA prefill computes in 16 bits",
-    where=Where(since="0.22.1"),
+    where=Where(
+        since="0.22.1", backends=("FLASH_ATTN", *R1_BACKENDS, "TRTLLM_RAGGED", "CPU_SDPA_MLA")
+    ),
     otherwise=PassedOver(r"dtype torch\.\w+ not supported"),
     source=Source("vllm", PREFILL + "base.py", "MLAPrefillBackend.supported_dtypes"),
     cases=cases(
@@ -96,6 +98,7 @@ def mla_prefill_r1_dims(x: MLAPrefill) -> bool:
 
 @rule(
     id="mla-prefill-dims",
+    variant_of="mla-prefill-r1-dims",
     title="FLASHINFER and TOKENSPEED_MLA prefill take (128, 64, 128)",
     where=Where(since="0.24.0", backends=R1_BACKENDS),
     otherwise=PassedOver(NO_DIMS),
@@ -113,6 +116,7 @@ def mla_prefill_dims(x: MLAPrefill) -> bool:
 
 @rule(
     id="mla-prefill-trtllm-ragged-dims",
+    variant_of="mla-prefill-r1-dims",
     title="TRTLLM_RAGGED prefill takes (128, 64, 128) and (192, 64, 256)",
     where=Where(since="0.24.0", backends=("TRTLLM_RAGGED",)),
     otherwise=PassedOver(NO_DIMS),
@@ -135,6 +139,7 @@ def mla_prefill_trtllm_ragged_dims(x: MLAPrefill) -> bool:
 
 @rule(
     id="mla-prefill-flash-attn-fa4",
+    variant_of="mla-prefill-flash-attn",
     title="FLASH_ATTN prefill on FA4 takes (128, 64, 128) and (64, 64, 128)",
     where=Where(since="0.26.0", until="0.26.0", backends=("FLASH_ATTN",), inputs={"flash_attn": 4}),
     otherwise=PassedOver(NO_DIMS),
@@ -179,6 +184,7 @@ def mla_prefill_flash_attn(x: MLAPrefill) -> bool:
 
 @rule(
     id="mla-prefill-flash-attn-fa2",
+    variant_of="mla-prefill-flash-attn",
     title="FLASH_ATTN prefill on FA2 or FA3 takes (128, 64, 128), (192, 64, 256), (64, 64, 128)",
     where=Where(since="0.26.0", until="0.26.0", backends=("FLASH_ATTN",)),
     otherwise=PassedOver(NO_DIMS),
@@ -200,6 +206,7 @@ def mla_prefill_flash_attn_fa2(x: MLAPrefill) -> bool:
 
 @rule(
     id="mla-prefill-flash-attn-nope",
+    variant_of="mla-prefill-flash-attn",
     title="FLASH_ATTN prefill takes (128, 64, 128), (192, 64, 256), (64, 64, 128), (256, 0, 256)",
     where=Where(since="0.30.0", backends=("FLASH_ATTN",)),
     otherwise=PassedOver(NO_DIMS),

@@ -1,0 +1,186 @@
+"""What a user may name to be checked: a checkpoint, a config.json, a recipe or a hub id."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fixturegen.config import ModelConfig
+from fixturegen.errors import CheckpointError, ConfigError, FixturegenError, HubError, RecipeError
+
+#: Refuse to parse a config.json larger than this; real ones have a few kilobytes.
+LARGEST_CONFIG = 4 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model to check: a target and, where there is one, its Eagle draft."""
+
+    name: str
+    config: ModelConfig
+    draft: ModelConfig | None = None
+    #: Tensor names of the checkpoint, None for a bare config or a recipe.
+    names: Collection[str] | None = None
+    draft_names: Collection[str] | None = None
+    #: Target lines that a recipe claims.
+    claims: tuple[str, ...] = ()
+
+
+def load(name: str, draft: str | None = None) -> Model:
+    """Read MODEL and, if given, its draft. Of hub repositories only config.json and the headers of
+    safetensors files are fetched.
+
+    Raises ConfigError, CheckpointError, RecipeError or HubError, each in one line.
+    """
+    model = _load(name)
+    if draft is None:
+        return model
+    other = _load(draft)
+    return Model(
+        name=model.name,
+        config=model.config,
+        names=model.names,
+        draft=other.draft or other.config,
+        draft_names=other.draft_names if other.draft else other.names,
+        claims=model.claims,
+    )
+
+
+def _load(name: str) -> Model:
+    path = Path(name)
+    if path.is_dir():
+        return _folder(path)
+    if path.suffix == ".json" or (path.is_file() and path.suffix not in (".yaml", ".yml")):
+        return Model(name=name, config=_config(_read(path), name))
+    if path.suffix in (".yaml", ".yml") or "/" not in name:
+        return _recipe(name)
+    if name.count("/") == 1 and not name.startswith((".", "/")):
+        return _hub(name)
+    raise ConfigError(f"{name}: no such folder, config.json, recipe or hub id")
+
+
+def _folder(path: Path) -> Model:
+    if (path / "target" / "config.json").is_file():
+        target, draft = path / "target", path / "draft"
+        return Model(
+            name=str(path),
+            config=_config(_read(target / "config.json"), str(target / "config.json")),
+            names=_names(target),
+            draft=_config(_read(draft / "config.json"), str(draft / "config.json")),
+            draft_names=_names(draft),
+        )
+    config = path / "config.json"
+    if not config.is_file():
+        raise CheckpointError(f"{path}: no config.json here, nor in target/")
+    return Model(name=str(path), config=_config(_read(config), str(config)), names=_names(path))
+
+
+def _read(path: Path) -> Any:
+    try:
+        if path.stat().st_size > LARGEST_CONFIG:
+            raise ConfigError(f"{path}: larger than {LARGEST_CONFIG >> 20} MiB; not a config.json")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not JSON: {' '.join(str(error).split())}") from None
+
+
+def _config(data: Any, where: str) -> ModelConfig:
+    return ModelConfig.from_dict(data, where)
+
+
+def _names(folder: Path) -> frozenset[str] | None:
+    """Names of all tensors, from the index or the headers; None when there is no shard."""
+    from fixturegen.shards import read_header
+
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        weights = _read(index)
+        table = weights.get("weight_map") if isinstance(weights, dict) else None
+        if not isinstance(table, dict):
+            raise CheckpointError(f"{index}: weight_map is missing")
+        return frozenset(table)
+    shards = sorted(folder.glob("*.safetensors"))
+    if not shards:
+        return None
+    return frozenset(name for shard in shards for name in read_header(shard))
+
+
+def _recipe(name: str) -> Model:
+    from fixturegen.recipe import load_recipe
+
+    try:
+        recipe = load_recipe(name)
+    except RecipeError as error:
+        if Path(name).suffix:
+            raise
+        raise RecipeError(
+            f"{error}; a hub id has the form owner/name, a folder or file must exist"
+        ) from None
+    return from_recipe(recipe)
+
+
+def from_recipe(recipe: Any) -> Model:
+    """A recipe's target and draft as they would be built."""
+    from fixturegen.recipe import DRAFT, TARGET
+
+    plans = {plan.role: plan for plan in recipe.checkpoints}
+    draft = plans.get(DRAFT)
+    return Model(
+        name=recipe.name,
+        config=plans[TARGET].config,
+        draft=draft.config if draft else None,
+        claims=recipe.targets,
+    )
+
+
+def _hub(repo: str) -> Model:
+    """config.json and tensor names of a hub repository (HF_ENDPOINT, HF_HUB_OFFLINE hold)."""
+    from huggingface_hub import HfApi, errors, hf_hub_download
+
+    repo, _, revision = repo.partition("@")
+    try:
+        path = hf_hub_download(repo, "config.json", revision=revision or None)
+    except Exception as error:  # one line, whatever the hub, its client or the network did
+        raise HubError(_why(repo, error)) from None
+    config = _config(_read(Path(path)), f"{repo}/config.json")
+    names: frozenset[str] | None = None  # stays so offline and without safetensors
+    try:
+        metadata = HfApi(library_name="fixturegen").get_safetensors_metadata(
+            repo, revision=revision or None
+        )
+        names = frozenset(metadata.weight_map)
+    except (errors.NotASafetensorsRepoError, errors.OfflineModeIsEnabled):
+        pass
+    except Exception as error:
+        raise HubError(_why(repo, error)) from None
+    return Model(name=repo, config=config, names=names)
+
+
+def _why(repo: str, error: Exception) -> str:
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, FixturegenError):
+        return str(error)
+    if isinstance(error, errors.GatedRepoError):
+        return f"{repo}: gated; accept its terms on the hub and set HF_TOKEN"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"{repo}: no such repository on the hub, or it is private and needs HF_TOKEN"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{repo}: no such revision; check the branch, tag or commit after @"
+    if isinstance(error, errors.EntryNotFoundError) and not isinstance(
+        error, errors.LocalEntryNotFoundError
+    ):
+        return f"{repo}: the repository has no config.json"
+    if isinstance(error, errors.HFValidationError):
+        return f"{repo}: not a hub id; the form is owner/name"
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        return f"{repo}: HF_HUB_OFFLINE is set and config.json is not in the local cache"
+    return f"{repo}: no answer from {constants.ENDPOINT}: check the network and HF_ENDPOINT"
