@@ -33,12 +33,8 @@ KNOWN = (
 )
 
 
-def hits(defect: Defect, case: Case, machine: Machine) -> bool:
-    """Whether ``case`` on ``machine`` meets the defect."""
-    return case.k > 0 and (machine.vllm, machine.gpu) == (defect.vllm, defect.gpu)
-
-
 def of_scenario(case: Case, scenario: Scenario, machine: Machine) -> Defect | None:
     """The defect that makes ``scenario`` meaningless in ``case``, if any."""
-    found = (d for d in KNOWN if scenario.temperature > 0 and hits(d, case, machine))
-    return next(found, None)
+    if scenario.temperature == 0 or case.k == 0:
+        return None
+    return next((d for d in KNOWN if (d.vllm, d.gpu) == (machine.vllm, machine.gpu)), None)

@@ -135,5 +135,5 @@ def wrong_predictions(predicted: Mapping[str, Any], choices: Mapping[str, Any]) 
             place=diagnosis.PREDICTION,
         )
         for name in predicted
-        if choices.get(name) not in (None, "") and str(predicted[name]) != str(choices[name])
+        if name in choices and predicted[name] not in (choices[name], "unknown")
     ]

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fixturegen.check import check
+from fixturegen.recipe import DRAFT, TARGET
 from fixturegen.suite.cases import Case
 from fixturegen.suite.fixtures import Fixture
 from fixturegen.suite.machine import Machine
@@ -28,5 +30,14 @@ class Prediction:
 
 def predict(case: Case, fixture: Fixture, machine: Machine) -> Prediction:
     """Ask ``check`` about the case's target."""
+    plans = {plan.role: plan.config for plan in fixture.recipe.checkpoints}
     target = case.target(machine)
-    return Prediction(target=str(target), verdict="unknown")
+    report = check(plans[TARGET], target, plans.get(DRAFT) if case.k else None)
+    rules = {f.rule: f for f in report.of("rejected", "silently wrong", "falls back", "unknown")}
+    because = [f"{name}: {f.consequence or f.verdict} ({f.inputs})" for name, f in rules.items()]
+    return Prediction(
+        target=str(target),
+        verdict=report.verdict,
+        because="; ".join([*because, *report.unknown]),
+        choices=report.choices,
+    )

@@ -20,48 +20,42 @@ class Probe:
     """Mixed into vLLM's worker; only adds one method."""
 
     def fixturegen_choices(self) -> dict[str, Any]:
-        """Names of the backends of the target's and the draft's layers.
+        """The backends in use, by the names that ``check`` gives to its predictions.
 
-        Each value is one name, or several joined by ``+`` when layers differ.
+        ``attention``, or ``prefill`` and ``decode`` with MLA, ``flash_attention``, ``moe``, and
+        ``linear`` for FP8; those of the draft's layers under ``draft ...`` where they differ.
+        A value is one name, or several joined by ``+`` when layers differ among themselves.
         """
-        layers = self.vllm_config.compilation_config.static_forward_context  # type: ignore[attr-defined]
-        attention = [layer for layer in layers.values() if hasattr(layer, "attn_backend")]
         runner = self.model_runner  # type: ignore[attr-defined]
-        models = [runner.get_model()]
+        choices = _choices(runner.get_model())
         for name in ("drafter", "speculator"):  # by the generation of vLLM's model runner
             draft = getattr(getattr(runner, name, None), "model", None)
             if draft is not None:
-                models.append(draft)
-        modules = [module for model in models for module in model.modules()]
-        methods = [getattr(m, "quant_method", m) for m in modules]
-        return {
-            "attention": _joined(layer.attn_backend.get_name() for layer in attention),
-            "prefill": _joined(
-                layer.prefill_backend.get_name()
-                for layer in attention
-                if getattr(layer, "prefill_backend", None) is not None
-            ),
-            "flash_attn_version": _joined(
-                version
-                for layer in attention
-                for part in (layer.impl, getattr(layer, "prefill_backend", None))
-                if (version := getattr(part, "vllm_flash_attn_version", None)) is not None
-            ),
-            "moe": _joined(
-                getattr(backend, "value", backend)
-                for method in methods
-                for name in _MOE_BACKENDS
-                if (backend := getattr(method, name, None)) is not None
-            ),
-            "linear": _joined(
-                type(kernel).__name__
-                for method in methods
-                for name in _LINEAR_KERNELS
-                if (kernel := getattr(method, name, None)) is not None
-            ),
-            "attention_layers": len(attention),
-        }
+                found = _choices(draft)
+                choices |= {f"draft {n}": v for n, v in found.items() if v != choices.get(n)}
+        return choices
 
 
-def _joined(names: Iterable[object]) -> str:
-    return "+".join(sorted({str(name) for name in names}))
+def _choices(model: Any) -> dict[str, str]:
+    modules = list(model.modules())
+    layers = [m for m in modules if hasattr(m, "attn_backend") and hasattr(m, "impl")]
+    prefills = [p for m in layers if (p := getattr(m, "prefill_backend", None)) is not None]
+    methods = [getattr(m, "quant_method", m) for m in modules]
+    versions = [getattr(p, "vllm_flash_attn_version", None) for p in prefills] or [
+        getattr(m.impl, "vllm_flash_attn_version", None) for m in layers
+    ]
+    moe = (getattr(m, name, None) for m in methods for name in _MOE_BACKENDS)
+    linear = (getattr(m, name, None) for m in methods for name in _LINEAR_KERNELS)
+    found = {
+        "decode" if prefills else "attention": (m.attn_backend.get_name() for m in layers),
+        "prefill": (p.get_name() for p in prefills),
+        "flash_attention": (f"FA{version}" for version in versions if version),
+        "moe": (backend.name for backend in moe if backend is not None),
+        "linear": (type(kernel).__name__ for kernel in linear if kernel is not None),
+    }
+    joined = {name: _joined(values) for name, values in found.items()}
+    return {name: value for name, value in joined.items() if value}
+
+
+def _joined(names: Iterable[str]) -> str:
+    return "+".join(sorted(set(names)))

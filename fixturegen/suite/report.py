@@ -133,12 +133,12 @@ def environment_rows(report: Report) -> list[tuple[str, str]]:
 
 def chosen(outcome: Outcome) -> str:
     """Backends that really ran, in a few words."""
-    c = outcome.choices
-    attention = c.get("attention", "")
-    if c.get("flash_attn_version"):
-        attention += f" (FA{c['flash_attn_version']})"
-    parts = [attention, c.get("prefill") and f"prefill {c['prefill']}", c.get("moe")]
-    return ", ".join(str(p) for p in parts if p)
+    shown = ("attention", "prefill", "decode", "flash_attention", "moe", "linear")
+    return ", ".join(
+        f"{name} {value}"
+        for name, value in outcome.choices.items()
+        if name.removeprefix("draft ") in shown
+    )
 
 
 def result(outcome: Outcome) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fixturegen.errors import FixturegenError
-from fixturegen.suite import defects, exact, fixtures, machine, report, upstream
+from fixturegen.suite import exact, fixtures, machine, report, upstream
 from fixturegen.suite.cases import Case, matrix
 from fixturegen.suite.jobs import Job, run_jobs
 from fixturegen.suite.outcome import FAILED, PASSED, Outcome
@@ -245,12 +245,9 @@ def _store(shared: exact.Run, case: Case, outcome: Outcome) -> None:
 
 def _left_out(shared: exact.Run, planned: Sequence[_Planned]) -> list[str]:
     """Scenarios that a known defect of this engine makes meaningless."""
-    ready = [p.case for p in planned if not p.obstacle]
-    return [
-        f"scenarios left out: {defect.what}"
-        for defect in defects.KNOWN
-        if any(defects.hits(defect, case, shared.machine) for case in ready)
-    ]
+    ready = (p.case for p in planned if not p.obstacle)
+    found = {defect.what for case in ready for defect in exact.left_out(shared, case)}
+    return [f"scenarios left out: {what}" for what in sorted(found)]
 
 
 def _clock(seconds: float) -> str:
