@@ -163,6 +163,15 @@ def _json(data: Any) -> bytes:
 
 def _refuse_broken_claims(recipe: Recipe) -> None:
     """Raise BuildError when the recipe breaks a bound on a target that it claims."""
+    from fixturegen.check import check_recipe
+
+    broken = check_recipe(recipe)
+    if broken:
+        more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+        raise BuildError(
+            f"{recipe.name} breaks {broken[0]}{more}; `fixturegen check` says what clears it, "
+            "--no-check builds it all the same"
+        )
 
 
 def _present(recipe: Recipe, out: Path) -> dict[str, str] | None:
