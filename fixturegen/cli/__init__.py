@@ -73,9 +73,7 @@ def cli() -> None:
 def main() -> None:
     """Run the command line; expected errors become one line and exit code 2."""
     try:
-        cli.main(standalone_mode=False)
-    except click.exceptions.Exit as done:
-        sys.exit(done.exit_code)
+        sys.exit(cli.main(standalone_mode=False))  # the code of ctx.exit(), or None
     except click.ClickException as error:
         error.show()
         sys.exit(2)

@@ -119,7 +119,7 @@ def _divergences(
 ) -> list[dict[str, Any]]:
     """The first differences, each asked again: prompt and right tokens up to there, one token.
 
-    ``recomputed`` is what the same engine says when that position comes out of a prefill, and
+    ``recomputed`` is what the same engine says when that position comes out of a fresh prefill, and
     ``margin`` how far it puts the expected token above the one that came (in log-probability,
     None when either is not among the 20 best).
     """
@@ -136,6 +136,7 @@ def _divergences(
         entry: dict[str, Any] = {"prompt": i, "position": at}
         if at < len(want) and len(found) < at_most:
             _step(f"ask again for token {at} of prompt {i}")
+            llm.reset_prefix_cache()
             request = {"prompt_token_ids": [*prompts[i], *want[:at]]}
             sampling = SamplingParams(temperature=0, max_tokens=1, logprobs=20, ignore_eos=True)
             (answer,) = llm.generate([request], sampling, use_tqdm=False)
