@@ -127,19 +127,24 @@ def _collect(
         "collected": str(folder / "collected.json"),
     }
     (folder / "selection.json").write_text(json.dumps(selection, indent=1), encoding="utf-8")
-    collected = _collected(folder, list(by_model))
+    collected, error = _collected(folder, list(by_model))
     found = {entry["test"]: by_model[entry["models"][0]][0].name for entry in collected}
+    lost = [
+        _unrun(f, machine.gpu, machine, f"vLLM's test was not collected: {error}", ERROR)
+        for f in fixtures
+        if f.name not in found.values()
+    ]
     return Plan(
         jobs=tuple(_job(folder, test, timeout_s) for test in found),
-        outcomes=tuple(elsewhere),
+        outcomes=(*lost, *elsewhere),
         predictions={test: predictions[name] for test, name in found.items()},
         lifted=tuple(entry for test in collected for entry in test["lifted"]),
         notes=tuple(notes),
     )
 
 
-def _collected(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
-    """What pytest finds in the files that name one of the models."""
+def _collected(folder: Path, models: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
+    """What pytest finds in the files that name one of the models, and the last error it met."""
     files = [
         str(path.relative_to(folder))
         for path in sorted((folder / "tests").rglob("test_*.py"))
@@ -156,15 +161,13 @@ def _collected(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
         text=True,
         timeout=600,
     )
+    errors = [line for line in done.stdout.splitlines() if line.startswith("E  ")]
+    lines = errors or done.stderr.strip().splitlines() or done.stdout.strip().splitlines()
+    error = lines[-1].removeprefix("E").strip() if lines else f"pytest gave {done.returncode}"
     try:
-        collected = json.loads((folder / "collected.json").read_text(encoding="utf-8"))
+        return json.loads((folder / "collected.json").read_text(encoding="utf-8")), error
     except (OSError, ValueError):
-        collected = []
-    if not collected:
-        errors = [line for line in done.stdout.splitlines() if line.startswith("E  ")]
-        last = (errors or done.stderr.strip().splitlines() or done.stdout.splitlines() or [""])[-1]
-        raise EngineError(f"vLLM's tests could not be collected: {last.removeprefix('E').strip()}")
-    return list(collected)
+        return [], error
 
 
 def _pytest() -> list[str]:
