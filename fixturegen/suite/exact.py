@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,6 +206,12 @@ def not_run(case: Case, reason: str, prediction: Prediction) -> Outcome:
         reason=reason,
         prediction=prediction.to_dict(),
     )
+
+
+def tidy(run: Run, case: Case) -> None:
+    """Remove what the engine left beside the result: compiled kernels and temporary files."""
+    for name in ("cache", "tmp"):
+        shutil.rmtree(run.folder(case) / name, ignore_errors=True)
 
 
 def failed_to_run(case: Case, reason: str, prediction: Prediction) -> Outcome:

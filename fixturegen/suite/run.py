@@ -214,6 +214,7 @@ def _run_exact(
             p = waiting[ended.job.id]
             reference = references.get(p.case.reference_case)
             outcome = exact.verdict(shared, p.case, ended, reference, p.prediction)
+            exact.tidy(shared, p.case)
             _store(shared, p.case, outcome)
             progress.ended(outcome)
         if stage:
