@@ -84,8 +84,11 @@ def derive(config: ModelConfig, target: Target, part: str = "target") -> Derived
         kv_cache_dtype=target.kv_cache_dtype,
         block_size=target.block_size,
         flash_attn=settle(call, target)[0].version if target.gpu != "cpu" else 0,
+        default_flash_attn=default_flash_attention(target),
     )
-    selection = select(candidate, order(target), target.attention, target, others=MLA_BACKENDS)
+    selection = select(
+        candidate, order(target), target.attention, target, others=(*BACKENDS, *MLA_BACKENDS)
+    )
     choices = {"attention": selection.name}
     inputs: list[KernelInput] = [*selection.checked]
     if selection.name == "FLASH_ATTN":

@@ -49,17 +49,21 @@ def targets() -> dict[str, Callable[[ModelConfig, Target], Derived]]:
     return {point.name: point.load() for point in entry_points(group="fixturegen.targets")}
 
 
-@functools.lru_cache(maxsize=4096)
-def _covering(kind: type[KernelInput], target: Target) -> tuple[Rule, ...]:
+@functools.lru_cache(maxsize=16384)
+def _speaking(kind: type[KernelInput], backend: str, target: Target) -> tuple[Rule, ...]:
     return tuple(
-        r for r in catalogue().values() if issubclass(kind, r.reads) and r.where.covers(target)
+        r
+        for r in catalogue().values()
+        if issubclass(kind, r.reads)
+        and r.where.covers(target)
+        and (not r.where.backends or backend in r.where.backends)
     )
 
 
 def applicable(x: KernelInput, target: Target) -> list[Rule]:
     """The rules that speak about this input on this target."""
     # mypy mistakes the class of a frozen dataclass for something without a hash
-    rules = _covering(type(x), target)  # type: ignore[arg-type]
+    rules = _speaking(type(x), getattr(x, "backend", ""), target)  # type: ignore[arg-type]
     return [r for r in rules if r.where.takes(x)]
 
 

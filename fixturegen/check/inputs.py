@@ -51,8 +51,9 @@ class Attention(KernelInput):
     kv_cache_dtype: str = "auto"
     #: KV cache block size asked for, 0 for the backend's own.
     block_size: int = 0
-    #: FlashAttention version this layer would call (:func:`attention.flash_attention`).
+    #: FlashAttention version this layer would call, and the one before its dims are looked at.
     flash_attn: int = 4
+    default_flash_attn: int = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fixturegen.check import releases
-from fixturegen.check.report import Report, check
+from fixturegen.check.report import rejected
 from fixturegen.check.target import Target
 from fixturegen.config import ModelConfig
 from fixturegen.errors import ConfigError
@@ -64,16 +64,19 @@ def repairs(
 
     When no single key clears everything, pairs of keys that together do are added.
     """
-    before = _broken(check(config, target, draft))
+    seen = rejected(config, target, draft)
+    before = frozenset(seen)
     if not before:
         return ()
     found: list[Repair] = []
     useful: list[tuple[str, int]] = []
     for knob in KNOBS:
         for values in directions(getattr(config, knob)):
+            if not _matters(knob, values, config, target, draft, seen):
+                continue
             reached: frozenset[str] = frozenset()
             for value in values:
-                cleared = before - _after(config, {knob: value}, target, draft, before)
+                cleared = before - _after({knob: value}, config, target, draft, before)
                 if cleared > reached:
                     reached = cleared
                     useful.append((knob, value))
@@ -85,8 +88,22 @@ def repairs(
     return (*found, *_targets(config, target, draft, before))
 
 
-def _broken(report: Report) -> frozenset[str]:
-    return frozenset(f.rule for f in report.rejections)
+def _matters(
+    knob: str,
+    values: Sequence[int],
+    config: ModelConfig,
+    target: Target,
+    draft: ModelConfig | None,
+    seen: dict[str, str],
+) -> bool:
+    """Whether a key changes anything that the rejecting rules look at."""
+    for value in values:
+        try:
+            changed = apply({knob: value}, config, draft)
+        except ConfigError:
+            continue
+        return rejected(changed[0], target, changed[1]) != seen
+    return False
 
 
 def apply(
@@ -108,26 +125,27 @@ def apply(
 
 
 def _after(
-    config: ModelConfig,
     changes: dict[str, int],
+    config: ModelConfig,
     target: Target,
     draft: ModelConfig | None,
     before: frozenset[str],
 ) -> frozenset[str]:
     """The rejections that remain; all of ``before`` when the change is no improvement."""
     try:
-        changed, changed_draft = apply(changes, config, draft)
+        config, draft = apply(changes, config, draft)
     except ConfigError:
         return before
-    after = _broken(check(changed, target, changed_draft))
+    after = frozenset(rejected(config, target, draft))
     return after if after < before else before
 
 
 def directions(now: int | None) -> tuple[list[int], list[int]]:
-    """Sizes to try instead of ``now``, nearest first: smaller ones and larger ones."""
+    """Sizes to try instead of ``now``, nearest first: smaller ones and larger ones, within 16 times."""
     if now is None:
         return [], []
-    return [v for v in reversed(SIZES) if v < now], [v for v in SIZES if v > now]
+    smaller = [v for v in reversed(SIZES) if now // 16 <= v < now]
+    return smaller, [v for v in SIZES if now < v <= max(now, 1) * 16]
 
 
 def _repair(
@@ -150,7 +168,7 @@ def _pairs(
     pairs = []
     for (one, first), (other, second) in itertools.combinations(useful, 2):
         changes = {one: first, other: second}
-        if one != other and not _after(config, changes, target, draft, before):
+        if one != other and not _after(changes, config, target, draft, before):
             pairs.append(_repair(changes, config, before, before))
     return pairs
 
@@ -170,13 +188,11 @@ def _targets(
             changed = dataclasses.replace(target, **{name: new})
             options.append((f"{name}={old} -> {name}={new}", changed))
     for text, changed in options:
-        after = _broken(check(config, changed, draft))
+        after = frozenset(rejected(config, changed, draft))
         if after < before:
             yield Repair((text,), tuple(sorted(before - after)), tuple(sorted(after)))
     for version in releases.VLLM:
         newer = dataclasses.replace(target, vllm=version, flashinfer="")
-        if releases.key(version) > releases.key(target.vllm) and not _broken(
-            check(config, newer, draft)
-        ):
+        if releases.key(version) > releases.key(target.vllm) and not rejected(config, newer, draft):
             yield Repair((f"vllm {target.vllm} -> {version}",), tuple(sorted(before)), ())
             return

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fixturegen.check import attention, linears, loading, mla, moe
-from fixturegen.check.catalogue import applicable, catalogue, settle, targets
+from fixturegen.check.catalogue import applicable, broken, catalogue, settle, targets
 from fixturegen.check.inputs import Derived, KernelInput
 from fixturegen.check.rule import FallsBack, PassedOver, Rule, SilentlyWrong, Unproven
 from fixturegen.check.target import Target
@@ -93,6 +93,23 @@ def check(
     return _merge(target, reports)
 
 
+def rejected(
+    config: ModelConfig, target: Target, draft: ModelConfig | None = None
+) -> dict[str, str]:
+    """Ids of the rules that reject a bare config, with the values they saw; no report around it.
+
+    Empty where nothing is known.
+    """
+    found: dict[str, str] = {}
+    for known in target.known():
+        for path in _paths(config, known, draft, None, None):
+            for x in path.inputs:
+                for rule in broken(settle(x, known)[0], known):
+                    if rule.otherwise.verdict in ("rejected", "silently wrong"):
+                        found[rule.id] = rule.shown(x)
+    return found
+
+
 def _check(
     config: ModelConfig,
     target: Target,
@@ -100,20 +117,12 @@ def _check(
     names: Collection[str] | None,
     draft_names: Collection[str] | None,
 ) -> Report:
-    plugin = targets().get(target.gpu)
-    if plugin is not None:
-        paths: list[Derived] = [plugin(config, target)]
-    else:
-        paths = _layers(config, target, "target")
-        if draft is not None:
-            paths += _layers(draft, target, "draft")
-        paths.append(loading.derive(config, target, draft, names, draft_names))
-    kernels: list[KernelInput] = []
+    paths = _paths(config, target, draft, names, draft_names)
+    kernels: dict[KernelInput, None] = {}
     findings: dict[tuple[str, str, str], Finding] = {}
     for x in (x for path in paths for x in path.inputs):
         final, fallbacks = settle(x, target)
-        if final not in kernels:
-            kernels.append(final)
+        kernels[final] = None
         for rule in fallbacks:
             found = _finding(rule, x)
             findings[rule.id, found.part, found.inputs] = found
@@ -128,6 +137,23 @@ def _check(
         passed_over=tuple(p for path in paths for p in path.passed_over),
         unknown=tuple(dict.fromkeys(u for path in paths for u in path.unknown)),
     )
+
+
+def _paths(
+    config: ModelConfig,
+    target: Target,
+    draft: ModelConfig | None,
+    names: Collection[str] | None,
+    draft_names: Collection[str] | None,
+) -> list[Derived]:
+    """All engine paths of a target whose releases were read."""
+    plugin = targets().get(target.gpu)
+    if plugin is not None:
+        return [plugin(config, target)]
+    paths = _layers(config, target, "target")
+    if draft is not None:
+        paths += _layers(draft, target, "draft")
+    return [*paths, loading.derive(config, target, draft, names, draft_names)]
 
 
 def _layers(config: ModelConfig, target: Target, part: str) -> list[Derived]:

@@ -43,6 +43,7 @@ def command(
     """
     from fixturegen.check import formats, local
     from fixturegen.check import matrix as grid
+    from fixturegen.check.catalogue import catalogue
     from fixturegen.check.model import load
     from fixturegen.check.repair import repairs
     from fixturegen.check.report import check
@@ -67,7 +68,7 @@ def command(
     fixes = {}
     explained: set[frozenset[str]] = set()
     for report in reports:
-        broken = frozenset(f.rule for f in report.rejections)
+        broken = frozenset(catalogue()[f.rule].family for f in report.rejections)
         if broken and (not matrix or broken not in explained):
             explained.add(broken)
             fixes[report.target] = repairs(loaded.config, report.target, loaded.draft)

@@ -4,6 +4,12 @@ from fixturegen.check.inputs import Attention
 from fixturegen.check.rule import PassedOver, Source, Where, cases, rule
 
 FILE = "vllm/v1/attention/backends/flash_attn.py"
+SM90_FP8 = Attention(gpu_major=9, flash_attn=3, default_flash_attn=3, kv_cache_dtype="fp8")
+SIXTEEN_BITS = [
+    {"kv_cache_dtype": "auto", "gpu_major": 8, "flash_attn": 2, "default_flash_attn": 2},
+    {"kv_cache_dtype": "bfloat16", "gpu_major": 8, "flash_attn": 2, "default_flash_attn": 2},
+    {"kv_cache_dtype": "float16", "gpu_major": 8, "flash_attn": 2, "default_flash_attn": 2},
+]
 FA4_GPUS = ("sm90", "sm100", "sm103", "sm110")
 OTHER_GPUS = ("sm80", "sm86", "sm89", "sm120", "sm121")
 
@@ -114,36 +120,59 @@ def flash_attn_block_size(x: Attention) -> bool:
 
 @rule(
     id="flash-attn-fp8-kv-cache",
-    title="FLASH_ATTN reads an FP8 KV cache with FA3 on SM90 only",
-    where=Where(until="0.26.0", backends=("FLASH_ATTN",)),
+    title="FLASH_ATTN reads an FP8 KV cache where FA3 is the GPU's version: on SM90",
+    where=Where(until="0.20.2", backends=("FLASH_ATTN",)),
     otherwise=PassedOver("kv_cache_dtype not supported"),
     source=Source("vllm", FILE, "FlashAttentionBackend.supports_kv_cache_dtype"),
     cases=cases(
-        Attention(gpu_major=9, flash_attn=3, kv_cache_dtype="fp8"),
-        holds=[
-            {"kv_cache_dtype": "auto", "gpu_major": 10, "flash_attn": 4},
-            {"kv_cache_dtype": "bfloat16", "gpu_major": 8, "flash_attn": 2},
-            {"kv_cache_dtype": "float16", "gpu_major": 8, "flash_attn": 2},
-            {"kv_cache_dtype": "fp8_e4m3"},
-        ],
-        breaks=[{"kv_cache_dtype": "fp8_e5m2"}, {"gpu_major": 8, "flash_attn": 2}],
-        at_limit=[{}],
+        SM90_FP8,
+        holds=[*SIXTEEN_BITS, {"kv_cache_dtype": "fp8_e4m3"}, {"kv_cache_dtype": "fp8_e5m2"}],
+        breaks=[{"gpu_major": 8, "default_flash_attn": 2}, {"kv_cache_dtype": "nvfp4"}],
+        at_limit=[{}, {"flash_attn": 4, "head_size": 512}],
         past_limit=[
-            {"flash_attn": 2},
-            {"flash_attn": 4},
+            {"default_flash_attn": 2},
+            {"default_flash_attn": 4},
             {"gpu_major": 10},
             {"gpu_major": 8},
-            {"kv_cache_dtype": "nvfp4"},
         ],
     ),
 )
 def flash_attn_fp8_kv_cache(x: Attention) -> bool:
     """Elsewhere *auto* moves on to FLASHINFER or TRITON_ATTN when `--kv-cache-dtype fp8` is set.
 
-    Releases before 0.22.1 let `fp8_e5m2` through selection and raise in the kernel instead.
+    Any name that starts with fp8 passes selection, `fp8_e5m2` included, which FlashAttention has
+    no kernel for.
     """
     return x.kv_cache_dtype in ("auto", "float16", "bfloat16") or (
-        x.kv_cache_dtype in ("fp8", "fp8_e4m3") and x.flash_attn == 3 and x.gpu_major == 9
+        x.kv_cache_dtype.startswith("fp8") and x.default_flash_attn == 3 and x.gpu_major == 9
+    )
+
+
+@rule(
+    id="flash-attn-fp8-kv-cache-e4m3",
+    variant_of="flash-attn-fp8-kv-cache",
+    title="FLASH_ATTN reads an E4M3 KV cache where FA3 is the GPU's version: on SM90",
+    where=Where(since="0.22.1", until="0.26.0", backends=("FLASH_ATTN",)),
+    otherwise=PassedOver("kv_cache_dtype not supported"),
+    source=Source("vllm", FILE, "FlashAttentionBackend.supports_kv_cache_dtype"),
+    cases=cases(
+        SM90_FP8,
+        holds=[*SIXTEEN_BITS, {"kv_cache_dtype": "fp8_e4m3"}],
+        breaks=[{"gpu_major": 8, "default_flash_attn": 2}, {"kv_cache_dtype": "nvfp4"}],
+        at_limit=[{}, {"flash_attn": 4, "head_size": 512}],
+        past_limit=[
+            {"kv_cache_dtype": "fp8_e5m2"},
+            {"default_flash_attn": 2},
+            {"default_flash_attn": 4},
+            {"gpu_major": 10},
+            {"gpu_major": 8},
+        ],
+    ),
+)
+def flash_attn_fp8_kv_cache_e4m3(x: Attention) -> bool:
+    """As `flash-attn-fp8-kv-cache`, with `fp8_e5m2` left out at selection."""
+    return x.kv_cache_dtype in ("auto", "float16", "bfloat16") or (
+        x.kv_cache_dtype in ("fp8", "fp8_e4m3") and x.default_flash_attn == 3 and x.gpu_major == 9
     )
 
 
@@ -155,13 +184,8 @@ def flash_attn_fp8_kv_cache(x: Attention) -> bool:
     otherwise=PassedOver("kv_cache_dtype not supported|FP8 KV cache requires FA3 on SM90"),
     source=Source("vllm", FILE, "FlashAttentionBackend.supports_combination"),
     cases=cases(
-        Attention(gpu_major=9, flash_attn=3, kv_cache_dtype="fp8"),
-        holds=[
-            {"kv_cache_dtype": "auto", "gpu_major": 8, "flash_attn": 2},
-            {"kv_cache_dtype": "bfloat16", "gpu_major": 8, "flash_attn": 2},
-            {"kv_cache_dtype": "float16", "gpu_major": 8, "flash_attn": 2},
-            {"kv_cache_dtype": "fp8_e4m3"},
-        ],
+        SM90_FP8,
+        holds=[*SIXTEEN_BITS, {"kv_cache_dtype": "fp8_e4m3"}],
         breaks=[{"kv_cache_dtype": "fp8_e5m2"}, {"gpu_major": 8, "flash_attn": 2}],
         at_limit=[{}, {"gpu_major": 10, "flash_attn": 4}],
         past_limit=[
@@ -196,13 +220,8 @@ def flash_attn_fp8_kv_cache_fa4(x: Attention) -> bool:
     otherwise=PassedOver("kv_cache_dtype not supported|FP8 KV cache requires FA3 on SM90"),
     source=Source("vllm", FILE, "FlashAttentionBackend.supports_combination"),
     cases=cases(
-        Attention(gpu_major=9, flash_attn=3, kv_cache_dtype="fp8"),
-        holds=[
-            {"kv_cache_dtype": "auto", "gpu_major": 8, "flash_attn": 2},
-            {"kv_cache_dtype": "bfloat16", "gpu_major": 8, "flash_attn": 2},
-            {"kv_cache_dtype": "float16", "gpu_major": 8, "flash_attn": 2},
-            {"kv_cache_dtype": "fp8_e4m3"},
-        ],
+        SM90_FP8,
+        holds=[*SIXTEEN_BITS, {"kv_cache_dtype": "fp8_e4m3"}],
         breaks=[{"kv_cache_dtype": "fp8_e5m2"}, {"gpu_major": 8, "flash_attn": 2}],
         at_limit=[
             {},

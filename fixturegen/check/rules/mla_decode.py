@@ -265,6 +265,25 @@ def flashinfer_mla_heads_cute(x: MLADecode) -> bool:
 
 
 @rule(
+    id="tokenspeed-mla-missing",
+    title="TOKENSPEED_MLA exists from vLLM 0.22",
+    where=Where(until="0.20.2", backends=("TOKENSPEED_MLA",)),
+    otherwise=PassedOver("Unknown attention backend: 'TOKENSPEED_MLA'"),
+    source=Source("vllm", "vllm/v1/attention/backends/registry.py", "AttentionBackendEnum"),
+    cases=cases(
+        BASE,
+        holds=[{"kv_lora_rank": 0}],
+        breaks=[{}],
+        at_limit=[{"kv_lora_rank": 0}],
+        past_limit=[{"kv_lora_rank": 1}],
+    ),
+)
+def tokenspeed_mla_missing(x: MLADecode) -> bool:
+    """Every layer with a latent is refused, as the name means nothing to older releases."""
+    return x.kv_lora_rank < 1
+
+
+@rule(
     id="tokenspeed-mla-dims",
     title="TOKENSPEED_MLA takes DeepSeek-R1's dims (128, 64, 128)",
     where=Where(since="0.22.1", backends=("TOKENSPEED_MLA",)),
@@ -412,7 +431,7 @@ def cutlass_mla_block_size(x: MLADecode) -> bool:
 @rule(
     id="flashmla-block-size",
     title="FLASHMLA wants KV blocks of 64 tokens",
-    where=Where(backends=("FLASHMLA", "FLASHMLA_SPARSE")),
+    where=Where(backends=("FLASHMLA", "FLASHMLA_SPARSE", "FLASH_ATTN_MLA_SPARSE")),
     otherwise=PassedOver("block_size not supported"),
     source=Source("vllm", MLA + "flashmla.py", "FlashMLABackend.get_supported_kernel_block_sizes"),
     cases=cases(

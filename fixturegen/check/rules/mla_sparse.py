@@ -44,7 +44,7 @@ def mla_decode_sparse(x: MLADecode) -> bool:
     ),
 )
 def mla_sparse_head_size(x: MLADecode) -> bool:
-    """512 appears in some releases for models without rotary dims, which DeepSeek has."""
+    """Some releases add 512 for other families (DeepSeek-V4, models without rotary dims)."""
     return x.head_size == 576
 
 

@@ -114,6 +114,25 @@ def flex_attention_block_size(x: Attention) -> bool:
 
 
 @rule(
+    id="turboquant-missing",
+    title="TURBOQUANT exists from vLLM 0.20",
+    where=Where(until="0.19.1", backends=("TURBOQUANT",)),
+    otherwise=PassedOver("Unknown attention backend: 'TURBOQUANT'"),
+    source=Source("vllm", "vllm/v1/attention/backends/registry.py", "AttentionBackendEnum"),
+    cases=cases(
+        Attention(backend="TURBOQUANT"),
+        holds=[{"head_size": 0}],
+        breaks=[{}],
+        at_limit=[{"head_size": 0}],
+        past_limit=[{"head_size": 1}],
+    ),
+)
+def turboquant_missing(x: Attention) -> bool:
+    """Every layer is refused, as the name means nothing to older releases."""
+    return x.head_size < 1
+
+
+@rule(
     id="turboquant-kv-cache",
     title="TURBOQUANT serves its own KV cache dtypes only",
     where=Where(since="0.20.2", backends=("TURBOQUANT",)),
@@ -160,3 +179,25 @@ def turboquant_kv_cache(x: Attention) -> bool:
 def batch_invariant_attention(x: Attention) -> bool:
     """Batch-invariant runs pass over backends whose results depend on the batch."""
     return x.backend in ("FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION")
+
+
+@rule(
+    id="batch-invariant-attention-0.20",
+    variant_of="batch-invariant-attention",
+    title="VLLM_BATCH_INVARIANT leaves FLASH_ATTN and TRITON_ATTN",
+    where=Where(since="0.20.2", until="0.20.2", env=("VLLM_BATCH_INVARIANT",)),
+    otherwise=PassedOver("batch invariance not supported"),
+    source=Source(
+        "vllm", "vllm/v1/attention/backend.py", "AttentionBackend.validate_configuration"
+    ),
+    cases=cases(
+        Attention(),
+        holds=[{"backend": "TRITON_ATTN"}],
+        breaks=[{"backend": "FLASHINFER"}],
+        at_limit=[{}],
+        past_limit=[{"backend": "FLEX_ATTENTION"}],
+    ),
+)
+def batch_invariant_attention_0_20(x: Attention) -> bool:
+    """As `batch-invariant-attention`, before FLEX_ATTENTION declared it."""
+    return x.backend in ("FLASH_ATTN", "TRITON_ATTN")
