@@ -178,3 +178,37 @@ def test_transformers_keeps_the_files(loaded, tmp_path):
     assert again.apply_chat_template(CHAT, tokenize=False) == loaded.apply_chat_template(
         CHAT, tokenize=False
     )
+
+
+VLLM_PROMPTS = """
+import json, sys
+from vllm import LLM, SamplingParams
+
+if __name__ == "__main__":
+    llm = LLM(sys.argv[1], enforce_eager=True, max_model_len=256, max_num_seqs=4)
+    one = SamplingParams(max_tokens=1, temperature=0)
+    plain, chat = llm.generate("Hello, world", one)[0], llm.chat(json.loads(sys.argv[2]), one)[0]
+    print(json.dumps([plain.prompt_token_ids, chat.prompt_token_ids]))
+"""
+
+
+@pytest.mark.vllm
+def test_vllm_gives_one_bos(tmp_path):
+    from fixturegen import build, load_recipe
+
+    folder = build(load_recipe("deepseek-v3-mtp-random"), tmp_path / "checkpoint").path
+    script = tmp_path / "prompts.py"
+    script.write_text(VLLM_PROMPTS)
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder), json.dumps(CHAT)],
+        env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    plain, chat = json.loads(next(li for li in done.stdout.splitlines() if li.startswith("[[")))
+    assert plain == train(4096).encode("Hello, world").ids
+    assert chat == train(4096).encode(CHAT_TEXT, add_special_tokens=False).ids
+    assert plain.count(BOS) == chat.count(BOS) == 1
