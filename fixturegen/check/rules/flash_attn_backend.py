@@ -252,3 +252,55 @@ def flash_attn_fp8_kv_cache_512(x: Attention) -> bool:
             or (x.flash_attn == 4 and x.gpu_major == 10)
         )
     )
+
+
+@rule(
+    id="fa4-hd256-block-size",
+    title="FA4's (256, 256) kernel wants KV blocks of 128 tokens",
+    where=Where(
+        since="0.30.0",
+        gpus=("sm100", "sm103", "sm110"),
+        backends=("FLASH_ATTN",),
+        inputs={"flash_attn": 4, "head_size": 256},
+    ),
+    otherwise=PassedOver("block_size not supported"),
+    source=Source("vllm", FILE, "FlashAttentionBackend._get_fa4_hd256_block_size"),
+    cases=cases(
+        Attention(head_size=256),
+        holds=[{"block_size": 0}, {"block_size": 256}],
+        breaks=[{"block_size": 16}],
+        at_limit=[{"block_size": 128}],
+        past_limit=[{"block_size": 129}, {"block_size": 127}],
+    ),
+)
+def fa4_hd256_block_size(x: Attention) -> bool:
+    """Without `--block-size` the engine takes 128 by itself."""
+    return x.block_size % 128 == 0
+
+
+@rule(
+    id="fa4-fp8-block-size",
+    title="FA4 reads an FP8 KV cache on SM90 in blocks of 64 tokens",
+    where=Where(
+        since="0.32.0",
+        gpus=("sm90",),
+        backends=("FLASH_ATTN",),
+        inputs={"flash_attn": 4, "head_size": 512},
+    ),
+    otherwise=PassedOver("block_size not supported"),
+    source=Source("vllm", FILE, "FlashAttentionBackend._get_sm90_fa4_fp8_kv_block_size"),
+    cases=cases(
+        Attention(gpu_major=9, head_size=512, kv_cache_dtype="fp8"),
+        holds=[
+            {"block_size": 128},
+            {"block_size": 16, "kv_cache_dtype": "auto"},
+            {"block_size": 16, "kv_cache_dtype": "bfloat16"},
+        ],
+        breaks=[{"block_size": 16}, {"block_size": 16, "kv_cache_dtype": "fp8_e4m3"}],
+        at_limit=[{"block_size": 64}],
+        past_limit=[{"block_size": 65}, {"block_size": 63}],
+    ),
+)
+def fa4_fp8_block_size(x: Attention) -> bool:
+    """Without `--block-size` the engine takes 64 by itself."""
+    return x.kv_cache_dtype not in ("fp8", "fp8_e4m3") or x.block_size % 64 == 0

@@ -68,7 +68,7 @@ def moe_routing_experts_per_group(x: Routing) -> bool:
 @rule(
     id="moe-routing-topk-group",
     title="At most 4 groups are chosen, and no more than there are",
-    where=Where(engine="flashinfer", backends=("trtllm",), inputs=GROUPED),
+    where=Where(engine="flashinfer", until="0.6.6", backends=("trtllm",), inputs=GROUPED),
     otherwise=Rejected("top groups|must have topkGroup <= 4"),
     source=DEEPSEEK,
     cases=cases(
@@ -82,6 +82,65 @@ def moe_routing_experts_per_group(x: Routing) -> bool:
 def moe_routing_topk_group(x: Routing) -> bool:
     """The FP8 launcher asks the same first; for bf16 and NVFP4 only the kernel does."""
     return x.topk_group <= 4 and x.topk_group <= x.n_group
+
+
+@rule(
+    id="moe-routing-topk-group-0.6.7",
+    variant_of="moe-routing-topk-group",
+    title="At most 4 groups are chosen, and no more than there are",
+    where=Where(
+        engine="flashinfer", since="0.6.7", until="0.6.7", backends=("trtllm",), inputs=GROUPED
+    ),
+    otherwise=Rejected("top groups|must have topkGroup <= 4"),
+    source=DEEPSEEK,
+    cases=cases(
+        Routing(),
+        holds=[{"topk_group": 1}],
+        breaks=[{"topk_group": 8}, {"n_group": 2, "topk_group": 3}],
+        at_limit=[
+            {"topk_group": 4},
+            {"n_group": 3, "topk_group": 3},
+            {"n_group": 1, "topk_group": 4},
+        ],
+        past_limit=[
+            {"topk_group": 5},
+            {"n_group": 3, "topk_group": 4},
+            {"n_group": 2, "topk_group": 3},
+            {"n_group": 1, "topk_group": 5},
+        ],
+    ),
+)
+def moe_routing_topk_group_0_6_7(x: Routing) -> bool:
+    """With one group only the first part is asked, by the runner."""
+    return x.topk_group <= 4 and (x.n_group <= 1 or x.topk_group <= x.n_group)
+
+
+@rule(
+    id="moe-routing-topk-group-0.6.8",
+    variant_of="moe-routing-topk-group",
+    title="At most 4 groups are chosen, and no more than there are",
+    where=Where(engine="flashinfer", since="0.6.8.post1", backends=("trtllm",), inputs=GROUPED),
+    otherwise=Rejected("top groups|must have topkGroup <= 4"),
+    source=DEEPSEEK,
+    cases=cases(
+        Routing(),
+        holds=[{"topk_group": 1}],
+        breaks=[{"topk_group": 8}, {"n_group": 2, "topk_group": 3}],
+        at_limit=[
+            {"topk_group": 4},
+            {"n_group": 3, "topk_group": 3},
+            {"n_group": 1, "topk_group": 5},
+        ],
+        past_limit=[
+            {"topk_group": 5},
+            {"n_group": 3, "topk_group": 4},
+            {"n_group": 2, "topk_group": 3},
+        ],
+    ),
+)
+def moe_routing_topk_group_0_6_8(x: Routing) -> bool:
+    """One group goes to a kernel that does not look at `topk_group`."""
+    return x.n_group <= 1 or (x.topk_group <= 4 and x.topk_group <= x.n_group)
 
 
 @rule(
@@ -221,23 +280,23 @@ def moe_routing_experts_0_6_8(x: Routing) -> bool:
 
 
 @rule(
-    id="moe-routing-experts-22",
-    title="At least 22 experts in FlashInfer 0.6.7",
+    id="moe-routing-experts-32",
+    title="At least 32 experts in FlashInfer 0.6.7",
     where=Where(
         engine="flashinfer", since="0.6.7", until="0.6.7", backends=("trtllm",), inputs=GROUPED
     ),
-    otherwise=Rejected(r"Routing kernel expects 22 to be at most #experts"),
+    otherwise=Rejected(r"Routing kernel expects 32 to be at most #experts"),
     source=DEEPSEEK,
     cases=cases(
         Routing(),
         breaks=[{"n_routed_experts": 16}],
-        at_limit=[{"n_routed_experts": 22}],
-        past_limit=[{"n_routed_experts": 21}],
+        at_limit=[{"n_routed_experts": 32}],
+        past_limit=[{"n_routed_experts": 31}],
     ),
 )
-def moe_routing_experts_22(x: Routing) -> bool:
+def moe_routing_experts_32(x: Routing) -> bool:
     """A check against the largest top-k instead of the asked one; no vLLM release pins 0.6.7."""
-    return x.n_routed_experts >= 22
+    return x.n_routed_experts >= 32
 
 
 @rule(
