@@ -44,6 +44,14 @@ PLACES = {
 }
 
 
+#: Place -> beginnings of the scenarios that alone are wrong when the fault is there.
+_ONLY_THERE = {
+    SAMPLER: ("temperature",),
+    PREFIX: ("prefix cache",),
+    LONG: ("long", "prefix cache", "up to"),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """One output that is not the expected one."""
@@ -84,22 +92,15 @@ def of_tokens(
     """
     wrong = {d.scenario for d in differences}
     if scenarios[0] not in wrong:
-        for name, place in (
-            ("temperature", SAMPLER),
-            ("prefix cache", PREFIX),
-            ("long", LONG),
-            ("up to", LONG),
-        ):
-            if all(s.startswith(name) for s in wrong) or (
-                place == LONG and all(s.startswith(("long", "prefix", "up to")) for s in wrong)
-            ):
+        for place, names in _ONLY_THERE.items():
+            if all(scenario.startswith(names) for scenario in wrong):
                 return place
-        return DECODE if not speculative else REJECTION
-    if wrong == {scenarios[0]}:
-        return BATCHING
+        return REJECTION if speculative else DECODE
     asked = [d for d in differences if d.recomputed is not None]
     if sum(not d.prefill_is_right for d in asked) * 2 > len(asked):
         return FORWARD
+    if wrong == {scenarios[0]}:
+        return BATCHING
     if not speculative:
         return DECODE
     if sum(d.is_shift for d in differences) * 2 > len(differences):

@@ -112,12 +112,14 @@ def accepted_count() -> None:
 
 def bonus_token() -> None:
     """The token after a fully accepted draft is another one."""
+    import torch
     from vllm.v1.sample import rejection_sampler
 
     def around(original: Any, *args: Any, **kwargs: Any) -> Any:
-        tokens = list(args)
-        tokens[6] = 3 + (tokens[6] + 4) % 1000
-        return original(*tokens, **kwargs)
+        values = list(args)
+        drafted = torch.tensor(values[1]).unsqueeze(1) > 0
+        values[6] = torch.where(drafted, 3 + (values[6] + 4) % 1000, values[6])
+        return original(*values, **kwargs)
 
     wrap(rejection_sampler, "rejection_sample", around)
 
