@@ -102,7 +102,7 @@ def moe_config(question: dict) -> object:
         "intermediate_size_per_partition": question["intermediate_size"],
         "activation": config.MoEActivation.SILU,
         "device": "cpu",
-        "routing_method": config.RoutingMethodType[question["routing"]],
+        "routing_method": router(question).routing_method_type,
         "in_dtype": torch.bfloat16,
         "moe_backend": question["backend"],
         "max_num_tokens": 256,
@@ -124,6 +124,24 @@ def moe_config(question: dict) -> object:
     return made
 
 
+def router(question: dict) -> object:
+    """The release's router for DeepSeek's arguments (DeepseekV2MoE.__init__)."""
+    import torch
+    from vllm.model_executor.layers.fused_moe.router import router_factory
+
+    values = {
+        "top_k": question["num_experts_per_tok"],
+        "global_num_experts": question["n_routed_experts"],
+        "renormalize": question["norm_topk_prob"],
+        "use_grouped_topk": True,
+        "num_expert_group": question["n_group"],
+        "topk_group": question["topk_group"],
+        "scoring_func": question["scoring_func"],
+        "e_score_correction_bias": torch.zeros(1) if question["bias"] else None,
+    }
+    return router_factory.create_fused_moe_router(**values)
+
+
 def build(cls: type, values: dict) -> object:
     """An instance from those values that are parameters of the class."""
     known = {f.name for f in dataclasses.fields(cls) if f.init}
@@ -134,10 +152,15 @@ def oracle(name: str) -> types.ModuleType:
     return importlib.import_module(f"vllm.model_executor.layers.fused_moe.oracle.{name}")
 
 
-def answer(question: dict) -> str:
-    """The chosen backend's enum name, or ``error: text``."""
+def answer(question: dict) -> dict[str, str]:
+    """Names of the router class, routing method and MoE backend, or the oracle's error."""
     global CAPABILITY
     CAPABILITY = tuple(question["capability"])
+    for variable in [v for v in os.environ if v.startswith(("VLLM_USE", "VLLM_MOE", "VLLM_TEST"))]:
+        del os.environ[variable]
+    for variable in ("VLLM_BATCH_INVARIANT", "VLLM_FLASHINFER_MOE_BACKEND"):
+        os.environ.pop(variable, None)
+    os.environ.update(question.get("env", {}))
     name = ORACLES[question["scheme"]]
     from vllm.model_executor.layers.quantization.utils import quant_utils
 
@@ -156,14 +179,39 @@ def answer(question: dict) -> str:
     if "use_ep" in inspect.signature(select).parameters:  # 0.19
         keys = {"use_ep": question["ep"] > 1, "use_dp": False}
     try:
-        chosen = select(moe_config(question), **keys)
+        config = moe_config(question)
+        if question["scheme"] == "fp8":
+            keys["weight_key"] = fp8_weight_key(config, keys)
+        chosen = select(config, **keys)
     except (ValueError, NotImplementedError) as error:
-        return f"error: {error}"
-    backend = chosen[0] if isinstance(chosen, tuple) else chosen
-    return str(backend.name)
+        backend = f"error: {error}"
+    else:
+        backend = (chosen[0] if isinstance(chosen, tuple) else chosen).name
+    made = router(question)
+    return {
+        "router": type(made).__name__,
+        "routing": made.routing_method_type.name,
+        "backend": backend,
+    }
 
 
-def answers(questions: list[dict]) -> Iterator[str]:
+def fp8_weight_key(config: object, keys: dict) -> object:
+    """The weight's block shape as Fp8MoEMethod.__init__ adapts it before it asks the oracle."""
+    from vllm.model_executor.layers.quantization.utils import quant_utils
+
+    module = oracle("fp8")
+    if hasattr(module, "resolve_fp8_moe_weight_block_shape"):
+        resolve = module.resolve_fp8_moe_weight_block_shape
+        shape = resolve(config, [128, 128], keys["activation_key"], True)[0]
+    elif hasattr(module, "refine_fp8_moe_block_shape"):
+        shape = module.refine_fp8_moe_block_shape(config, [128, 128]) or [128, 128]
+    else:
+        return keys["weight_key"]
+    group = quant_utils.GroupShape(*shape)
+    return quant_utils.create_fp8_quant_key(static=True, group_shape=group)
+
+
+def answers(questions: list[dict]) -> Iterator[dict[str, str]]:
     stub_packages()
     import vllm.envs  # noqa: F401
 
