@@ -1,12 +1,13 @@
 """The suite's worker with a fault put into vLLM first: ``faulty_worker.py FAULT CASE.json``.
 
 Each fault is one plausible slip in vLLM's own code, made by wrapping the function it would be in.
-They work in one process, as the suite runs vLLM's CPU build.
+The engine runs in this process.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -178,6 +179,7 @@ FAULTS: dict[str, Callable[[], None]] = {
 
 
 if __name__ == "__main__":
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     fault, case = sys.argv[1:]
     if fault != "none":
         FAULTS[fault]()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -252,3 +253,17 @@ def test_vllms_real_tests_are_found_by_collection(
     assert [job.id.rpartition("/")[2] for job in plan.jobs] == [
         "test_mtp.py::test_mtp_correctness[deepseek]"
     ]
+
+
+@pytest.mark.slow
+def test_the_patch_in_the_docs_applies(tmp_path: Path) -> None:
+    """To the source release that the page names."""
+    page = Path(__file__).parents[2] / "docs" / "vllm-patch.md"
+    text = page.read_text(encoding="utf-8")
+    (tmp_path / "vllm.patch").write_text(text.split("```diff\n")[1].split("```")[0])
+    tree = sources.tests_folder("0.33.0", None).parent
+    check = ["git", "apply", "--check", "--verbose", str(tmp_path / "vllm.patch")]
+    done = subprocess.run(check, cwd=tree, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Checking patch") == 7
+    assert "skipif" in text and "0.33.0" in text
