@@ -52,7 +52,7 @@ class Checkpoint:
 
     @cached_property
     def oracle(self) -> Oracle:
-        """Knows the output; raises CheckpointError for random weights, whose output nobody knows."""
+        """Knows the output; raises CheckpointError for random weights, whose output none knows."""
         if self.recipe.weights != "planted":
             raise CheckpointError(
                 f"{self.recipe.name} has {self.recipe.weights} weights, so its output is not known "
@@ -80,7 +80,7 @@ class Checkpoint:
         kwargs: dict[str, Any] = {
             "model": str(self.path),
             "trust_remote_code": False,
-            "max_model_len": min(2048, self.config.max_position_embeddings),
+            "max_model_len": 2048,
         }
         speculative: dict[str, Any] = {"num_speculative_tokens": num_speculative_tokens}
         if self.draft is not None:
@@ -95,36 +95,42 @@ class Checkpoint:
         """Fail unless every token of ``LLM.generate``'s outputs is the one the weights were
         planted for.
 
-        The message names the prompt, the position, the token expected and got, and the margin by
-        which the expected token should have won. Greedy sampling with ``ignore_eos`` is assumed.
+        The message names the prompt, the position, the token expected and got, and the margin in
+        logits by which the expected token should have won. For greedy sampling with ``ignore_eos``.
+        Raises CheckpointError for random weights, and for a prompt that the oracle does not vouch
+        for.
         """
         __tracebackhide__ = True
-        wrong = []
-        count = 0
-        for number, output in enumerate(outputs):
-            count += 1
-            prompt = list(output.prompt_token_ids)
-            got = list(output.outputs[0].token_ids)
-            expected = list(self.oracle.continuation(prompt, len(got)))
-            if not got:
-                wrong.append(f"prompt {number}: no tokens")
-            elif got != expected:
-                at = next(
-                    i for i, pair in enumerate(zip(expected, got, strict=True)) if len({*pair}) > 1
-                )
-                margin = self.oracle.margins(prompt, len(got))[at]
-                wrong.append(
-                    f"prompt {number} ({_short(output)}), position {at}: expected token "
-                    f"{expected[at]}, got {got[at]}; margin {margin:.3g} guaranteed, "
-                    f"{sum(a != b for a, b in zip(expected, got, strict=True))} of {len(got)} differ"
-                )
-        if not count:
+        prompts, texts, generated = [], [], []
+        for output in outputs:
+            prompts.append(list(output.prompt_token_ids))
+            texts.append(_short(output))
+            generated.append(list(output.outputs[0].token_ids))
+        if not prompts:
             raise AssertionError("no outputs to compare")
+        longest = max(map(len, generated))
+        for text, prompt, got in zip(texts, prompts, generated, strict=True):
+            if reason := self.oracle.guaranteed(prompt, len(got)):
+                raise CheckpointError(f"{self.recipe.name}: prompt {text}: {reason}")
+        continuations = self.oracle.continuation(prompts, longest)
+        wrong = []
+        for number, got in enumerate(generated):
+            expected = continuations[number][: len(got)]
+            differ = [i for i in range(len(got)) if got[i] != expected[i]]
+            if not got:
+                wrong.append(f"prompt {number} ({texts[number]}): no tokens")
+            elif differ:
+                at = differ[0]
+                wrong.append(
+                    f"prompt {number} ({texts[number]}), position {at}: expected token "
+                    f"{expected[at]}, got {got[at]}; {len(differ)} of {len(got)} tokens differ"
+                )
         if wrong:
-            shown = "\n".join(wrong[:10])
-            more = f"\nand {len(wrong) - 10} more" if len(wrong) > 10 else ""
+            more = [f"and {len(wrong) - 10} more"] if len(wrong) > 10 else []
             raise AssertionError(
-                f"{self.recipe.name}: {len(wrong)} of {count} outputs are wrong\n{shown}{more}"
+                f"{self.recipe.name}: {len(wrong)} of {len(prompts)} outputs are wrong, each token "
+                f"with a margin of at least {self.oracle.margin:.3g} logits\n"
+                + "\n".join(wrong[:10] + more)
             )
 
 

@@ -15,19 +15,20 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fixturegen.errors import CheckpointError, FixturegenError, HubError
+from fixturegen.manifest import MANIFEST, Manifest
+from fixturegen.recipe import DRAFT
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, RepoFile
 
-    from fixturegen.manifest import Manifest
+    from fixturegen.recipe import Recipe
 
-MANIFEST = "fixturegen.json"
 CARD = "README.md"
 COLLECTION = "fixturegen fixtures"
 ATTEMPTS = 5
@@ -40,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """One file that a push adds, changes or removes; sizes in bytes, None where there is no file."""
+    """One file that a push adds, changes or removes; sizes in bytes, None for no file."""
 
     path: str
     old_size: int | None
@@ -216,6 +217,42 @@ def pull(
     return out
 
 
+def pull_recipe(
+    recipe: Recipe,
+    out: str | os.PathLike[str],
+    sources: Sequence[str],
+    *,
+    api: HfApi | None = None,
+) -> None:
+    """Download the checkpoints of `recipe` into the folder `out` from `sources`, ``REPO[@REV]``.
+
+    A repository serves when its manifest holds this very recipe, as resolved, and this algorithm
+    version. An Eagle draft is looked for in ``REPO-draft`` as well, where `push` puts it.
+
+    Raises HubError when a checkpoint is in none of them, and as `pull` does.
+    """
+    from fixturegen.values import ALGORITHM_VERSION
+
+    out = Path(out)
+    api = api or _api()
+    wanted = json.loads(json.dumps(recipe.to_dict()))
+    for plan in recipe.checkpoints:
+        for source in sources:
+            repo, _, revision = source.partition("@")
+            repo += "-draft" if plan.role == DRAFT and not repo.endswith("-draft") else ""
+            commit, _ = _head(repo, revision or "main", api)
+            found = _remote_json(repo, commit, MANIFEST, api) if commit else {}
+            mine = (found.get("recipe"), found.get("algorithm"), found.get("role"))
+            if mine == (wanted, ALGORITHM_VERSION, plan.role):
+                pull(repo, out / plan.subfolder, revision=commit or "main", api=api)
+                break
+        else:
+            raise HubError(
+                f"{recipe.name} ({plan.role}), as resolved here, is in none of "
+                f"{', '.join(sources)}: push it there, or build it instead"
+            )
+
+
 # -- local side
 
 
@@ -226,8 +263,7 @@ class _Checkpoint:
 
 
 def _read_sound(path: Path) -> _Checkpoint:
-    from fixturegen.manifest import Manifest
-    from fixturegen.verify import verify
+    from fixturegen.verification import verify
 
     manifest = Manifest.load(path)
     problems = verify(path)
@@ -534,7 +570,7 @@ def _pull_manifest(repo: str, commit: str, partial: Path, api: HfApi) -> Manifes
 
 
 def _check_hashes(folder: Path, manifest: Manifest, repo: str) -> None:
-    from fixturegen.verify import verify
+    from fixturegen.verification import verify
 
     for name, expected in manifest.files.items():
         if not (folder / name).is_file():
@@ -551,8 +587,7 @@ def _check_hashes(folder: Path, manifest: Manifest, repo: str) -> None:
 
 
 def _holds(folder: Path, manifest: Manifest) -> bool:
-    from fixturegen.manifest import Manifest
-    from fixturegen.verify import verify
+    from fixturegen.verification import verify
 
     try:
         here = Manifest.load(folder)
@@ -630,7 +665,7 @@ def _status(error: Exception) -> tuple[int | None, float | None]:
 
 
 def _is_transport(error: Exception) -> bool:
-    """A request that got no answer; by name, since the client is httpx in one major, httpx2 in 2."""
+    """A request without an answer; by name, as the client is httpx or, in 2.x, httpx2."""
     return any(
         parent.__name__ == "TransportError"
         for cause in _causes(error)

@@ -6,6 +6,7 @@ asked for, so that test runs that use none pay nothing.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--fixturegen-cache",
         metavar="DIR",
-        help="where built checkpoints are kept; FIXTUREGEN_CACHE or the platform's cache by default",
+        help="folder of built checkpoints (default: FIXTUREGEN_CACHE, or the platform's)",
     )
     group.addoption(
         "--fixturegen-offline",
@@ -39,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="REPO@REV",
         action="append",
         default=[],
-        help="download and verify the checkpoints in REPO instead of building them; may be repeated",
+        help="download and verify checkpoints from REPO, not build them; may be repeated",
     )
 
 
@@ -102,7 +103,9 @@ def fixturegen_checkpoint(
 
     def checkpoint(recipe: str | os.PathLike[str], **overrides: Any) -> Checkpoint:
         wanted = {name: value for name, value in defaults.items() if value is not None} | overrides
-        resolved = load_recipe(recipe, [f"{name}={value}" for name, value in wanted.items()])
+        resolved = load_recipe(
+            recipe, [f"{name}={json.dumps(value)}" for name, value in wanted.items()]
+        )
         try:
             return Checkpoint(cache_in(fixturegen_cache_dir).get(resolved))
         except CacheReadOnly as error:
