@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fixturegen.planted import Oracle
 from fixturegen.suite import defects, diagnosis, judge
 from fixturegen.suite.cases import Case
 from fixturegen.suite.diagnosis import Difference
@@ -65,9 +66,40 @@ def _all_scenarios(run: Run, case: Case) -> list[Scenario]:
 
 
 def asked(run: Run, case: Case) -> list[Scenario]:
-    """The scenarios that the case puts to its engine."""
-    found = _all_scenarios(run, case)
-    return [s for s in found if defects.of_scenario(case, s, run.machine) is None]
+    """The scenarios that the case puts to its engine.
+
+    Of a planted fixture only prompts that its oracle vouches for are asked.
+    """
+    found = [
+        s for s in _all_scenarios(run, case) if defects.of_scenario(case, s, run.machine) is None
+    ]
+    oracle = _oracle(run.fixtures[case.recipe])
+    if oracle is None:
+        return found
+    vouched = (
+        dataclasses.replace(
+            s,
+            prompts=tuple(p for p in s.prompts if not oracle.guaranteed(p, _room(p, s), case.k)),
+        )
+        if not s.clipped
+        else s
+        for s in found
+    )
+    return [s for s in vouched if s.prompts]
+
+
+def _room(prompt: Sequence[int], scenario: Scenario) -> int:
+    """Tokens that the engine generates after ``prompt``."""
+    return min(scenario.max_tokens, MAX_MODEL_LEN - len(prompt))
+
+
+def obstacle(run: Run, case: Case) -> str:
+    """Why there is nothing to ask in this case, or an empty string."""
+    if asked(run, case):
+        return ""
+    first = _all_scenarios(run, case)[0]
+    oracle = _oracle(run.fixtures[case.recipe])
+    return oracle.guaranteed(first.prompts[0], first.max_tokens, case.k) if oracle else ""
 
 
 def left_out(run: Run, case: Case) -> set[defects.Defect]:
@@ -107,10 +139,9 @@ def case_file(run: Run, case: Case, reference: Mapping[str, Any] | None) -> dict
     for scenario in asked(run, case):
         entry = dataclasses.asdict(scenario)
         if oracle is not None:
-            entry["expected"] = [
-                oracle.continuation(p, min(scenario.max_tokens, MAX_MODEL_LEN - len(p)))
-                for p in scenario.prompts
-            ]
+            said = oracle.continuation(scenario.prompts, scenario.max_tokens)
+            pairs = zip(scenario.prompts, said, strict=True)
+            entry["expected"] = [tokens[: _room(prompt, scenario)] for prompt, tokens in pairs]
         elif reference is not None:
             entry["expected"] = _outputs(reference, scenario.name)
         else:
@@ -120,12 +151,8 @@ def case_file(run: Run, case: Case, reference: Mapping[str, Any] | None) -> dict
     return {"id": case.id, "engine": engine, "scenarios": found, "result": str(result.absolute())}
 
 
-def _oracle(fixture: Fixture) -> Any:
-    if not fixture.planted:
-        return None
-    from fixturegen.planted import Oracle
-
-    return Oracle.load(fixture.target)
+def _oracle(fixture: Fixture) -> Oracle | None:
+    return Oracle.load(fixture.target) if fixture.planted else None
 
 
 def _outputs(result: Mapping[str, Any], name: str) -> Any:
@@ -290,7 +317,8 @@ def _judge(
     def continuation(difference: Difference) -> Sequence[int]:
         scenario = next(s for s in wanted if s["name"] == difference.scenario)
         said = difference.got[: difference.position + 1]
-        return list(oracle.continuation([*scenario["prompts"][difference.prompt], *said], 4))
+        history = [*scenario["prompts"][difference.prompt], *said]
+        return list(oracle.continuation([history], 4)[0])
 
     place = (
         diagnosis.of_tokens(
@@ -338,10 +366,15 @@ def _no_hits(outcome: Mapping[str, Any]) -> list[Failure]:
     return [Failure(scenario=outcome["name"], message=text, place=diagnosis.PREFIX)]
 
 
-def _predicted(oracle: Any, scenario: Mapping[str, Any], case: Case) -> dict[str, Any]:
+def _predicted(oracle: Oracle, scenario: Mapping[str, Any], case: Case) -> dict[str, Any]:
     """Counters of a scenario: the sum over its prompts."""
-    each = [oracle.speculate(p, scenario["max_tokens"], case.k) for p in scenario["prompts"]]
-    return {c: _sum(getattr(e, c) for e in each) for c in judge.COUNTERS}
+    each = oracle.speculate(scenario["prompts"], scenario["max_tokens"], case.k)
+    return {
+        "drafts": sum(e.drafts for e in each),
+        "draft_tokens": sum(e.draft_tokens for e in each),
+        "accepted_tokens": sum(e.accepted_tokens for e in each),
+        "accepted_per_pos": _sum(e.accepted_per_position for e in each),
+    }
 
 
 def _sum(values: Any) -> Any:

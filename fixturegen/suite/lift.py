@@ -4,8 +4,9 @@ Loaded with ``-p fixturegen.suite.lift`` in the process that runs vLLM's tests; 
 of theirs. What to do stands in the JSON file named by FIXTUREGEN_SELECTION:
 
 - ``models``: hub id -> names with which the tests that may use it begin;
-- ``lift``: hub id -> why its fixture is known to run here (absent when it is not);
-- ``collected``: file to write, one entry per selected test.
+- ``lift``: hub id -> why its fixture is known to run here (absent when it is not).
+
+What was selected and lifted is written to the file named by FIXTUREGEN_COLLECTED.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 
 SELECTION = "FIXTUREGEN_SELECTION"
+COLLECTED = "FIXTUREGEN_COLLECTED"
 
 #: Reasons of the skips that the upstream fixtures needed on SM100 and production-accurate ones do
 #: not: test_eagle_correctness and test_mtp_correctness, vLLM 0.22.1 to 0.33.0.
@@ -44,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         collected.append({"test": item.nodeid, "models": models, "lifted": lifted})
     items[:] = kept
     config.hook.pytest_deselected(items=others)
-    Path(selection["collected"]).write_text(json.dumps(collected, indent=1), encoding="utf-8")
+    Path(os.environ[COLLECTED]).write_text(json.dumps(collected, indent=1), encoding="utf-8")
 
 
 def _models(item: pytest.Item, models: dict[str, list[str]]) -> set[str]:

@@ -104,6 +104,7 @@ def run(options: Options, echo: Echo) -> Report:
         if p.obstacle:
             progress.list(p.not_run(p.obstacle))
     tests = upstream.Plan()
+    lifted: list[dict[str, str]] = []
     interrupted = False
     try:
         if "vllm" in options.suites:
@@ -112,17 +113,20 @@ def run(options: Options, echo: Echo) -> Report:
             for outcome in tests.outcomes:
                 progress.list(outcome)
         ready = [p for p in planned if not p.obstacle]
-        progress.total = len(ready) + len(tests.jobs)
+        progress.total = len(ready) + len(tests.tests)
         _run_exact(options, shared, ready, progress)
-        for ended in run_jobs(tests.jobs, 1, progress.started):
-            progress.ended(upstream.verdict(tests, ended, here, options.out))
+        by_job = {test.job.id: test for test in tests.tests}
+        for ended in run_jobs([test.job for test in tests.tests], 1, progress.started):
+            test = by_job[ended.job.id]
+            lifted += upstream.lifted(test)
+            progress.ended(upstream.verdict(test, ended, here, options.out))
     except KeyboardInterrupt:
         interrupted = True
         echo("interrupted; writing a report of what ran")
     for p in planned:
         progress.list(p.not_run("interrupted"))
-    for job in tests.jobs:
-        progress.list(upstream.interrupted(tests, job, here))
+    for test in tests.tests:
+        progress.list(upstream.interrupted(test, here))
     done = Report(
         started=started,
         seconds=round(time.monotonic() - began, 1),
@@ -131,7 +135,7 @@ def run(options: Options, echo: Echo) -> Report:
         machine=here,
         fixtures={name: fixture.hashes for name, fixture in shared.fixtures.items()},
         outcomes=tuple(progress.outcomes.values()),
-        lifted=tests.lifted,
+        lifted=tuple(lifted),
         notes=(*tests.notes, *_left_out(shared, planned)),
     )
     report.write(done, options.out)
@@ -180,7 +184,7 @@ def _planned(options: Options, shared: exact.Run) -> list[_Planned]:
         _Planned(
             case,
             predict(case, shared.fixtures[case.recipe], shared.machine),
-            case.obstacle(shared.machine),
+            case.obstacle(shared.machine) or exact.obstacle(shared, case),
         )
         for case in cases
     ]

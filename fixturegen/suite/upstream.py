@@ -8,8 +8,8 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -31,13 +31,21 @@ _UPSTREAM = {"mtp": ("auto", 1), "eagle": ("FLASH_ATTN", 3)}
 
 
 @dataclass(frozen=True, kw_only=True)
+class Test:
+    """One of vLLM's tests on one fixture."""
+
+    job: Job
+    prediction: Prediction
+    #: File in which the plugin says which skips it lifted.
+    collected: Path
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Tests to run, and outcomes that are known without running."""
 
-    jobs: tuple[Job, ...] = ()
+    tests: tuple[Test, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
-    predictions: Mapping[str, Prediction] = field(default_factory=dict)
-    lifted: tuple[Mapping[str, str], ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -103,47 +111,48 @@ def _collect(
     elsewhere: Sequence[Outcome],
     timeout_s: float,
 ) -> Plan:
-    for name in ("tmp", "cache"):
+    for name in ("tmp", "cache", "runs"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     if not (folder / "tests").is_dir():
         shutil.copytree(tests, folder / "tests")  # alone: beside vllm/ it would be imported
     notes = []
     if gsm8k.provide(folder / "tmp", Path(tempfile.gettempdir())):
         notes.append("GSM8K's train.jsonl and test.jsonl were not there: stand-ins were used")
-    by_model = {s.model: (f, s) for f in fixtures for s in f.recipe.stands_for}
-    hubcache.lay_out(
-        folder / "hf",
-        {m: (f.checkpoint(s.part), f.hashes[s.part]) for m, (f, s) in by_model.items()},
-    )
-    predictions = {f.name: predict(_case(f, machine.gpu), f, machine) for f in fixtures}
-    runs = {
-        model: f"check {predictions[f.name].verdict} {f.name} on {predictions[f.name].target}"
-        for model, (f, _) in by_model.items()
-        if predictions[f.name].verdict in ("accepted", "falls back")
-    }
-    selection = {
-        "models": {model: list(s.tests) for model, (_, s) in by_model.items()},
-        "lift": runs,
-        "collected": str(folder / "collected.json"),
-    }
-    (folder / "selection.json").write_text(json.dumps(selection, indent=1), encoding="utf-8")
-    collected, error = _collected(folder, list(by_model))
-    found = {entry["test"]: by_model[entry["models"][0]][0].name for entry in collected}
-    lost = [
-        _unrun(f, machine.gpu, machine, f"vLLM's test was not collected: {error}", ERROR)
-        for f in fixtures
-        if f.name not in found.values()
-    ]
-    return Plan(
-        jobs=tuple(_job(folder, test, timeout_s) for test in found),
-        outcomes=(*lost, *elsewhere),
-        predictions={test: predictions[name] for test, name in found.items()},
-        lifted=tuple(entry for test in collected for entry in test["lifted"]),
-        notes=tuple(notes),
-    )
+    models = {s.model: s.tests for f in fixtures for s in f.recipe.stands_for}
+    _select(folder / "all.json", models, {})
+    collected, error = _collected(folder, models)
+    planned: list[Test] = []
+    outcomes = list(elsewhere)
+    for fixture in fixtures:
+        mine = {s.model: s.tests for s in fixture.recipe.stands_for}
+        found = [entry["test"] for entry in collected if mine.keys() >= set(entry["models"])]
+        if not found:
+            reason = f"vLLM's test was not collected: {error}"
+            outcomes.append(_unrun(fixture, machine.gpu, machine, reason, ERROR))
+            continue
+        prediction = predict(_case(fixture, machine.gpu), fixture, machine)
+        runs = prediction.verdict in ("accepted", "falls back")
+        because = f"check {prediction.verdict} {fixture.name} on {prediction.target}"
+        selection = folder / f"{fixture.name}.json"
+        _select(selection, mine, dict.fromkeys(mine, because) if runs else {})
+        hubcache.lay_out(
+            folder / fixture.name,
+            {
+                s.model: (fixture.checkpoint(s.part), fixture.hashes[s.part])
+                for s in fixture.recipe.stands_for
+            },
+        )
+        planned += [_test(folder, fixture, test, prediction, timeout_s) for test in found]
+    return Plan(tests=tuple(planned), outcomes=tuple(outcomes), notes=tuple(notes))
 
 
-def _collected(folder: Path, models: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
+def _select(path: Path, models: Mapping[str, Sequence[str]], runs: Mapping[str, str]) -> None:
+    """Write what the plugin reads."""
+    selection = {"models": {m: list(t) for m, t in models.items()}, "lift": dict(runs)}
+    path.write_text(json.dumps(selection, indent=1), encoding="utf-8")
+
+
+def _collected(folder: Path, models: Iterable[str]) -> tuple[list[dict[str, Any]], str]:
     """What pytest finds in the files that name one of the models, and the last error it met."""
     files = [
         str(path.relative_to(folder))
@@ -152,11 +161,12 @@ def _collected(folder: Path, models: Sequence[str]) -> tuple[list[dict[str, Any]
     ]
     if not files:
         raise EngineError(f"no test of this vLLM names any of {', '.join(models)}")
-    (folder / "collected.json").unlink(missing_ok=True)
+    found = folder / "collected.json"
+    found.unlink(missing_ok=True)
     done = subprocess.run(
         [*_pytest(), "--collect-only", "-q", "--continue-on-collection-errors", *files],
         cwd=folder,
-        env={**os.environ, **_environment(folder)},
+        env={**os.environ, **_environment(folder, "all", found)},
         capture_output=True,
         text=True,
         timeout=600,
@@ -165,7 +175,7 @@ def _collected(folder: Path, models: Sequence[str]) -> tuple[list[dict[str, Any]
     lines = errors or done.stderr.strip().splitlines() or done.stdout.strip().splitlines()
     error = lines[-1].removeprefix("E").strip() if lines else f"pytest gave {done.returncode}"
     try:
-        return json.loads((folder / "collected.json").read_text(encoding="utf-8")), error
+        return json.loads(found.read_text(encoding="utf-8")), error
     except (OSError, ValueError):
         return [], error
 
@@ -174,35 +184,49 @@ def _pytest() -> list[str]:
     return [*python(), "-m", "pytest", "-p", "no:cacheprovider", "-p", lift.__name__]
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def _environment(folder: Path, selection: str, collected: Path) -> dict[str, str]:
     """Variables of vLLM's tests, beside the user's own."""
     package = str(Path(fixturegen.__file__).parent.parent)
     return {
-        "HF_HOME": str(folder / "hf"),
-        "HF_HUB_CACHE": str(folder / "hf" / "hub"),
+        "HF_HOME": str(folder / selection),
+        "HF_HUB_CACHE": str(folder / selection / "hub"),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_CACHE_ROOT": str(folder / "cache"),
         "TMPDIR": str(folder / "tmp"),
         "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH")))),
-        lift.SELECTION: str(folder / "selection.json"),
+        lift.SELECTION: str(folder / f"{selection}.json"),
+        lift.COLLECTED: str(collected),
     }
 
 
-def _job(folder: Path, test: str, timeout_s: float) -> Job:
-    place = folder / "runs" / re.sub(r"[^\w.-]+", "_", test)[-150:]
-    return Job(
-        id=test,
+def _test(
+    folder: Path, fixture: Fixture, test: str, prediction: Prediction, timeout_s: float
+) -> Test:
+    place = folder / "runs" / re.sub(r"[^\w.-]+", "_", f"{fixture.name} {test}")[-150:]
+    collected = place.with_name(place.name + ".json")
+    job = Job(
+        id=f"{test.rpartition('/')[2]} on {fixture.name}",
         command=(*_pytest(), "-s", "-rA", f"--junitxml={place}.xml", test),
         log=place.with_name(place.name + ".txt"),
         timeout_s=timeout_s,
-        env=_environment(folder),
+        env=_environment(folder, fixture.name, collected),
         cwd=folder,
     )
+    return Test(job=job, prediction=prediction, collected=collected)
 
 
-def verdict(plan: Plan, ended: Ended, machine: Machine, out: Path) -> Outcome:
+def lifted(test: Test) -> list[dict[str, str]]:
+    """The skips that were lifted when ``test`` ran."""
+    try:
+        entries = json.loads(test.collected.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [skip for entry in entries for skip in entry["lifted"]]
+
+
+def verdict(test: Test, ended: Ended, machine: Machine, out: Path) -> Outcome:
     """The outcome of one of vLLM's tests, from its JUnit file and its output."""
     job = ended.job
     log = job.log.read_text(encoding="utf-8", errors="replace") if job.log.is_file() else ""
@@ -216,21 +240,21 @@ def verdict(plan: Plan, ended: Ended, machine: Machine, out: Path) -> Outcome:
         reason=reason,
         failures=(Failure(scenario="vLLM's test", message=reason),) if status == FAILED else (),
         measured=_matches(log),
-        prediction=plan.predictions[job.id].to_dict(),
+        prediction=test.prediction.to_dict(),
         command=f"(cd {job.cwd} && {_shell(job)})",
         log=str(job.log.relative_to(out.absolute())),
     )
 
 
-def interrupted(plan: Plan, job: Job, machine: Machine) -> Outcome:
+def interrupted(test: Test, machine: Machine) -> Outcome:
     """The outcome of a test that was not reached."""
     return Outcome(
-        id=job.id,
+        id=test.job.id,
         suite=SUITE,
         gpu=machine.gpu,
         status=NOT_RUN,
         reason="interrupted",
-        prediction=plan.predictions[job.id].to_dict(),
+        prediction=test.prediction.to_dict(),
     )
 
 

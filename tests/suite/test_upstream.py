@@ -101,17 +101,20 @@ def test_vllms_tests_run_unmodified(
     options: Callable[..., Options], tmp_path: Path, source: Path
 ) -> None:
     report = suite(options, tmp_path, source)
-    here = {o.id.rpartition("::")[2]: o for o in report.outcomes if o.gpu == "sm100"}
+    here = {o.id.partition("::")[2]: o for o in report.outcomes if o.gpu == "sm100"}
     assert {name: o.status for name, o in here.items()} == {
-        "test_eagle_correctness_light[FLASH_ATTN-deepseek_eagle]": PASSED,
-        "test_eagle_correctness_light[TRITON_ATTN-deepseek_eagle]": NOT_RUN,
-        "test_mtp_correctness[deepseek]": FAILED,
+        "test_eagle_correctness_light[FLASH_ATTN-deepseek_eagle] on deepseek-v3-eagle": PASSED,
+        "test_eagle_correctness_light[TRITON_ATTN-deepseek_eagle] on deepseek-v3-eagle": NOT_RUN,
+        "test_mtp_correctness[deepseek] on deepseek-v3-mtp-fp8": FAILED,
     }
-    passed = here["test_eagle_correctness_light[FLASH_ATTN-deepseek_eagle]"]
+    passed = here["test_eagle_correctness_light[FLASH_ATTN-deepseek_eagle] on deepseek-v3-eagle"]
     assert passed.measured == {"equal": 99, "outputs": 100}
     assert passed.prediction["verdict"] == "falls back"
-    assert "only 41/100 outputs matched" in here["test_mtp_correctness[deepseek]"].reason
-    skipped = here["test_eagle_correctness_light[TRITON_ATTN-deepseek_eagle]"]
+    assert (
+        "only 41/100 outputs matched"
+        in here["test_mtp_correctness[deepseek] on deepseek-v3-mtp-fp8"].reason
+    )
+    skipped = here["test_eagle_correctness_light[TRITON_ATTN-deepseek_eagle] on deepseek-v3-eagle"]
     assert "TRITON_ATTN does not support" in skipped.reason
     assert len(report.lifted) == 2
     assert report.lifted[0]["reason"].startswith("DeepSeek head_dim=192 not supported")
@@ -250,8 +253,8 @@ def test_vllms_real_tests_are_found_by_collection(
     found = fixtures.find(tmp_path / "fixtures", names)
     tests = sources.tests_folder(here.vllm, None)
     plan = upstream._collect(found, here, tmp_path / "vllm", tests, (), 60)
-    assert [job.id.rpartition("/")[2] for job in plan.jobs] == [
-        "test_mtp.py::test_mtp_correctness[deepseek]"
+    assert [test.job.id for test in plan.tests] == [
+        "test_mtp.py::test_mtp_correctness[deepseek] on deepseek-v3-mtp-fp8"
     ]
 
 
