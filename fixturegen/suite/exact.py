@@ -192,12 +192,11 @@ def prepare(run: Run, case: Case, reference: Mapping[str, Any] | None) -> Job:
 
 
 def command(run: Run, case: Case) -> str:
-    """The command line that runs the case again by hand."""
-    env = {
-        n: v for n, v in environment(run, case).items() if n not in ("TMPDIR", "VLLM_CACHE_ROOT")
-    }
-    words = [f"{n}={v}" for n, v in env.items()]
-    return " ".join([*words, "python", *run.worker[1:], str(run.folder(case) / "case.json")])
+    """The command line that runs the case again by hand, from the report's folder."""
+    env = environment(run, case)
+    words = [f"{n}={v}" for n, v in env.items() if n not in ("TMPDIR", "VLLM_CACHE_ROOT")]
+    file = run.folder(case).relative_to(run.out) / "case.json"
+    return " ".join([*words, "python", *run.worker[1:], str(file)])
 
 
 def fingerprint(run: Run, case: Case) -> str:
@@ -272,6 +271,9 @@ def verdict(
         return Outcome(**common, status=ERROR, reason=reason)
     failures, measured = _judge(run, case, result, reference)
     failures += judge.wrong_predictions(prediction.choices, result["choices"])
+    if case.k and run.machine.on_gpu and not result["choices"].get("async_scheduling"):
+        text = "async scheduling is off; vLLM's own tests demand that it is on by default"
+        failures.append(Failure(scenario="engine start", message=text, place=diagnosis.ENGINE))
     if prediction.verdict == "rejected":
         text = f"check predicted that this does not run ({prediction.because}) and it runs"
         failures.append(Failure(scenario="engine start", message=text, place=diagnosis.PREDICTION))

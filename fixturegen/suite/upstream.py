@@ -241,7 +241,7 @@ def verdict(test: Test, ended: Ended, machine: Machine, out: Path) -> Outcome:
         failures=(Failure(scenario="vLLM's test", message=reason),) if status == FAILED else (),
         measured=_matches(log),
         prediction=test.prediction.to_dict(),
-        command=f"(cd {job.cwd} && {_shell(job)})",
+        command=_command(job),
         log=str(job.log.relative_to(out.absolute())),
     )
 
@@ -285,7 +285,9 @@ def _matches(log: str) -> dict[str, Any]:
     return {"misses": misses} if "test session starts" in log else {}
 
 
-def _shell(job: Job) -> str:
+def _command(job: Job) -> str:
+    """The command line that runs a test again by hand, from the report's folder."""
     env = [f"{name}={value}" for name, value in job.env.items()]
-    words = [*env, "python", *job.command[1:]]
-    return " ".join(f"'{w}'" if re.search(r"[\[\] ]", w) else w for w in words)
+    words = [f'"{w}"' if re.search(r"[\[\] ]", w) else w for w in job.command[1:]]
+    text = " ".join(["cd vllm &&", *env, "python", *words])
+    return text.replace(str(job.cwd), "$PWD")
