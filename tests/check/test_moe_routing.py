@@ -9,10 +9,10 @@ import random
 import re
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import cpp
 import pytest
+from python_source import compiled, condition, function
 from sources import vllm_source, wheel_file
 
 from fixturegen.check import releases
@@ -47,7 +47,7 @@ def shapes() -> Iterator[tuple[int, int, int, int]]:
     edges = (31, 32, 33, 66, 72, 128, 255, 256, 257, 264, 384, 385, 388, 512, 513, 516, 1024)
     for _ in range(1500):
         yield (
-            draw.choice(edges + (2048, 2049, 2052)),
+            draw.choice((*edges, 2048, 2049, 2052)),
             draw.choice((1, 1, 2, 4, 6, 8, 9, 16, 32, 33, 64)),
             draw.choice((1, 2, 3, 4, 5, 8)),
             draw.choice((1, 4, 6, 8, 9, 10, 11, 16, 22, 23, 32, 33)),
@@ -100,7 +100,7 @@ def launcher_values(experts: int, groups: int, chosen: int, top_k: int, method: 
 @every_flashinfer
 @pytest.mark.parametrize("method", ["DeepSeekV3", "Renormalize", "RenormalizeNaive"])
 def test_fp8_launcher(version: str, method: str) -> None:
-    """The launcher's checks, run from its source, against the rules: the same verdict everywhere."""
+    """The launcher's checks, run from its source, against the rules."""
     target, accepted = target_with(version), 0
     for experts, groups, chosen, top_k in SHAPES:
         values = launcher_values(experts, groups, chosen, top_k, METHODS[method])
@@ -228,27 +228,6 @@ def test_routing_kernel_limits(version: str) -> None:
         assert limits["custom_MaxSupportedExperts"] == 2048
 
 
-def function(source: str, name: str, within: str = "") -> ast.FunctionDef:
-    """A function of a module, or of the class or function ``within``, without its decorators."""
-    tree: ast.AST = ast.parse(source)
-    for wanted in filter(None, (within, name)):
-        kinds = (ast.FunctionDef, ast.ClassDef)
-        tree = next(n for n in ast.walk(tree) if isinstance(n, kinds) and n.name == wanted)
-    assert isinstance(tree, ast.FunctionDef)
-    tree.decorator_list = []
-    return tree
-
-
-def compiled(node: ast.FunctionDef, **names: Any) -> Any:
-    """The function, with its annotations dropped and these names at hand."""
-    node.returns = None
-    for argument in (*node.args.args, *node.args.kwonlyargs):
-        argument.annotation = None
-    space = dict(names)
-    exec(compile(ast.Module([node], []), node.name, "exec"), space)
-    return space[node.name]
-
-
 class Scores:
     """Stands for a dense tensor: the routing check asks its shape and strides only."""
 
@@ -341,7 +320,7 @@ def test_grouped_topk_fallback(version: str) -> None:
     source = path.read_text()
     rule = catalogue()["moe-grouped-topk-fallback"]
     node = function(source, "valid_grouping", "_compute_routing")
-    for experts, groups, chosen, top_k in SHAPES:
+    for experts, groups, chosen, _ in SHAPES:
         valid = compiled(
             node,
             router_logits=SimpleNamespace(shape=(1, experts)),
@@ -350,15 +329,16 @@ def test_grouped_topk_fallback(version: str) -> None:
         x = Routing(backend="vllm", n_routed_experts=experts, n_group=groups, topk_group=chosen)
         assert valid() is rule.holds(x), x
     limits = catalogue()["moe-grouped-topk-limits"]
-    (condition,) = [
+    (test,) = [
         n.test
         for n in function(source, "grouped_topk").body
         if isinstance(n, ast.If) and "VLLM_USE_FUSED_MOE_GROUPED_TOPK" in ast.unparse(n.test)
     ]
+    fused_when = condition(test)
     platform = SimpleNamespace(is_cuda=lambda: True, is_xpu=lambda: False)
     for _, groups, _, top_k in SHAPES:
         fused = eval(
-            compile(ast.Expression(condition), "condition", "eval"),
+            fused_when,
             {
                 "envs": SimpleNamespace(VLLM_USE_FUSED_MOE_GROUPED_TOPK=True),
                 "current_platform": platform,
@@ -389,7 +369,7 @@ def test_trtllm_wrapper(version: str) -> None:
         & {getattr(m, "attr", getattr(m, "id", "")) for m in ast.walk(n.test)}
     ]
     assert len(asserts) == 4
-    conditions = [compile(ast.Expression(a), "assert", "eval") for a in asserts]
+    conditions = [condition(a) for a in asserts]
     target = Target(vllm=version)
     for experts, _, _, top_k in SHAPES:
         if top_k >= experts:

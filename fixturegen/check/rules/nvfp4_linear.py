@@ -8,7 +8,7 @@ from fixturegen.check.rule import Rejected, Source, Where, cases, rule
     id="nvfp4-groups",
     title="NVFP4 scales cover 16 inputs",
     where=Where(inputs={"scheme": "nvfp4"}),
-    otherwise=Rejected("Unsupported model when in features size is not multiple of 16"),
+    otherwise=Rejected("features? size is not (a )?multiple of 16"),
     source=Source("vllm", "vllm/model_executor/layers/quantization/modelopt.py", "create_weights"),
     cases=cases(
         Linear(scheme="nvfp4"),
