@@ -58,9 +58,7 @@ def roles(knobs: PlantedKnobs, layer: str) -> tuple[Role, ...]:
 
     c2 = dimmed(2 - back)
     q = hard(knobs.offset_q - back)
-    y = Kernel(
-        ((knobs.offset_y - back, 8.0), (knobs.offset_y_far - back, 0.0)), -24.0, sink=-8.0
-    )
+    y = Kernel(((knobs.offset_y - back, 8.0), (knobs.offset_y_far - back, 0.0)), -24.0, sink=-8.0)
     z = dimmed(knobs.offset_z - back)
     w = hard(knobs.offset_w - back)
     if layer == "0":
@@ -101,7 +99,7 @@ def signed_shares(count: int) -> Floats:
     """How ``count`` heads that carry one code share it: they sum to 1 and none may be missed."""
     if count == 1:
         return np.ones(1)
-    shares = 0.6 * (-1.0) ** np.arange(1, count + 1)  # -0.6, 0.6, ...
+    shares = np.where(np.arange(count) % 2, 0.6, -0.6)  # -0.6, 0.6, ...
     shares[0] += 1.0 - shares.sum()
     return shares
 
@@ -191,8 +189,7 @@ class Attention:
             rope = np.zeros((c.qk_rope_head_dim, self.k + 2))
             rope[0::2, 0], rope[1::2, 0] = query.real, query.imag
             rows.append(np.concatenate([nope, rope]))
-        codes = np.concatenate(rows) @ self._q_codes
-        return dyadic(codes / amplitude) / self.q_norm
+        return dyadic(np.concatenate(rows)) @ self._q_codes / amplitude / self.q_norm
 
     def _kernel(self, role: Role) -> Floats:
         if role.name not in self._kernels:
@@ -221,11 +218,13 @@ class Attention:
 
     @property
     def _sink_key(self) -> Floats:
-        return self._nope_keys[0]
+        key: Floats = self._nope_keys[0]
+        return key
 
     @property
     def _class_keys(self) -> Floats:
-        return self._nope_keys[1:]
+        keys: Floats = self._nope_keys[1:]
+        return keys
 
     @cached_property
     def _latent_codes(self) -> list[tuple[str, int]]:

@@ -32,9 +32,7 @@ class Draws:
         """``count`` values of -1 or 1."""
         return np.where(self.words(label, count) & np.uint64(1), 1.0, -1.0)
 
-    def choice(
-        self, label: str, values: Sequence[float], count: int
-    ) -> npt.NDArray[np.float64]:
+    def choice(self, label: str, values: Sequence[float], count: int) -> npt.NDArray[np.float64]:
         """``count`` of ``values``, with repetition."""
         picks = self.words(label, count) % np.uint64(len(values))
         return np.asarray(values, np.float64)[picks.astype(np.intp)]

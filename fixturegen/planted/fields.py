@@ -55,7 +55,8 @@ class Basis:
 
     def at(self, field: str, code: int = 0) -> int:
         """Coordinate of one code."""
-        return self.fields[field].start + code
+        start: int = self.fields[field].start
+        return start + code
 
     def vector(self, *codes: tuple[str, int, float]) -> Floats:
         """Sum of codes ``(field, code, amplitude)``."""
@@ -68,26 +69,27 @@ class Basis:
 class Rotation:
     """A random orthogonal matrix whose entries are 0 or +-1/sqrt(block), with block a power of 4.
 
-    Entries are dyadic, so that rotating dyadic vectors is exact on every machine.
+    Entries are dyadic, so that rotating dyadic vectors is exact on every machine. It is a Hadamard
+    matrix on blocks of coordinates, between two permutations: a handful of additions.
     """
 
     def __init__(self, size: int, draws: Draws, label: str) -> None:
         self.block = next((b for b in (256, 64, 16) if size % b == 0), 0)
         if not self.block:
             raise RecipeError(f"planted weights need sizes that are multiples of 16, got {size}")
-        hadamard = np.ones((1, 1))
-        while len(hadamard) < self.block:
-            hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
-        self.hadamard = hadamard / math.sqrt(self.block)
         self.before = draws.permutation(f"{label}:before", size)
         self.after = draws.permutation(f"{label}:after", size)
-        self.signs = draws.signs(label, size)
+        self.signs = draws.signs(label, size)[self.before] / math.sqrt(self.block)
 
     def __call__(self, x: Floats) -> Floats:
-        """Rotate the last axis of ``x``."""
-        y = (x * self.signs)[..., self.before]
-        y = y.reshape(*y.shape[:-1], -1, self.block) @ self.hadamard
-        return y.reshape(x.shape)[..., self.after]
+        """Rotate the last axis of ``x``, ``[n, size]``."""
+        y = x.T[self.before] * self.signs[:, None]
+        half = 1
+        while half < self.block:
+            y = y.reshape(-1, 2, half, len(x))
+            y = np.stack([y[:, 0] + y[:, 1], y[:, 0] - y[:, 1]], axis=1)
+            half *= 2
+        return np.ascontiguousarray(y.reshape(-1, len(x))[self.after].T)
 
 
 def norm_weight(draws: Draws, label: str, size: int, final: bool = False) -> Floats:

@@ -95,12 +95,16 @@ class Function:
     @cached_property
     def first(self) -> Ints:
         """Digits of the token that follows a lone bos."""
-        return self.draws.balanced("first", 1, DIGITS, VALUES)[0]
+        digits: Ints = self.draws.balanced("first", 1, DIGITS, VALUES)[0]
+        return digits
 
     def bad(self, step: int) -> npt.NDArray[np.bool_]:
         """Entries ``[class, class before]`` at which draft step ``step`` (from 0) is wrong."""
         k = self.knobs.num_classes
-        return self.tables.rank < round((1 - self.knobs.rate(step)) * k * (k + 1))
+        wrong: npt.NDArray[np.bool_] = self.tables.rank < round(
+            (1 - self.knobs.rate(step)) * k * (k + 1)
+        )
+        return wrong
 
     def target_digits(self, history: Ints, p: Ints) -> Ints:
         """Digits of the token after position ``p`` of each history.
@@ -149,9 +153,7 @@ class Function:
             np.where(switch, far, near),
             c(p - 2),
         )
-        digits = [
-            t.digit[s, c0, t.middle[s, c0, argument]] for s, argument in enumerate(arguments)
-        ]
+        digits = [t.digit[s, c0, t.middle[s, c0, argument]] for s, argument in enumerate(arguments)]
         z = p - knobs.offset_z
         middle5 = np.where(z < 1, MIDDLE, t.middle5[real(c(z))])
         digits.append(t.digit5[middle5, c(p - knobs.offset_w)])

@@ -114,9 +114,7 @@ class Oracle:
         """Greedy continuations of ``max_tokens`` ids, end-of-sequence ignored."""
         history, lengths = self._history(prompts, max_tokens)
         self._extend(history, lengths, max_tokens)
-        return [
-            history[i, n : n + max_tokens].tolist() for i, n in enumerate(lengths.tolist())
-        ]
+        return [history[i, n : n + max_tokens].tolist() for i, n in enumerate(lengths.tolist())]
 
     def speculate(
         self, prompts: Sequence[Sequence[int]], max_tokens: int, k: int
@@ -154,9 +152,7 @@ class Oracle:
             for d, a in zip(drafts, accepted, strict=True)
         ]
 
-    def _history(
-        self, prompts: Sequence[Sequence[int]], room: int
-    ) -> tuple[Ints, Ints]:
+    def _history(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Ints, Ints]:
         lengths = np.array([len(p) for p in prompts], np.intp)
         history = np.zeros((len(prompts), max(lengths, default=0) + room), np.intp)
         for row, prompt in zip(history, prompts, strict=True):
@@ -174,5 +170,3 @@ class Oracle:
 def total(counters: Sequence[Speculation], k: int) -> Speculation:
     """Sum over prompts."""
     return sum(counters, Speculation(0, 0, 0, (0,) * k))
-
-

@@ -75,35 +75,26 @@ class Router:
         offsets = self.draws.permutation(f"{self.label}:groups", self.groups)[: self.top]
         order = self.draws.permutation(f"{self.label}:order", self.experts)
         rank = np.argsort(order)
-        used = np.zeros((self.k // SLOTS, self.experts), np.intp)
-        pairs: set[tuple[int, ...]] = set()
-        table = np.zeros((self.num_classes, self.k), np.intp)
-        per_group = self.k // self.top
+        each, per_group = self.k // SLOTS, self.k // self.top
+        used = np.zeros((each, self.experts), np.intp)
+        pairs: set[tuple[int, int]] = set()
+        table = np.full((self.num_classes, self.k), -1, np.intp)
+
+        def cost(e: int, member: int, partner: int) -> tuple[int, ...]:
+            """Prefer new pairs, then experts that serve little, then a seeded order."""
+            known = member > 0 and (min(e, partner), max(e, partner)) in pairs
+            return int(known), int(used[:, e].sum()), int(used[member, e]), int(rank[e])
+
         for c in range(self.num_classes):
             for i in range(self.k):
                 group = (c + offsets[i // per_group]) % self.groups
-                member = i % (self.k // SLOTS)
-                candidates = [
-                    e
-                    for e in range(group * self.size, (group + 1) * self.size)
-                    if e not in table[c, :i]
-                ]
-                before = (int(table[c, i - 1]),) if member else ()
-
-                def cost(e: int) -> tuple[int, ...]:
-                    seen = tuple(sorted((*before, e))) in pairs
-                    return (
-                        int(bool(before) and seen),
-                        int(used[:, e].sum()),
-                        int(used[member, e]),
-                        int(rank[e]),
-                    )
-
-                best = min(candidates, key=cost)
+                member, partner = i % each, int(table[c, i - 1])
+                free = set(range(group * self.size, (group + 1) * self.size)) - set(table[c])
+                best = min(free, key=lambda e: cost(e, member, partner))
                 table[c, i] = best
                 used[member, best] += 1
-                if before:
-                    pairs.add(tuple(sorted((*before, best))))
+                if member:
+                    pairs.add((min(best, partner), max(best, partner)))
         return table
 
     @cached_property
@@ -162,7 +153,9 @@ class Router:
             if others:
                 smallest = min(smallest, two[groups].min() - two[others].max())
             rest = [
-                e for g in groups for e in range(g * self.size, (g + 1) * self.size)
+                e
+                for g in groups
+                for e in range(g * self.size, (g + 1) * self.size)
                 if e not in self.chosen[c]
             ]
             smallest = min(smallest, biased[c, self.chosen[c]].min() - biased[c, rest].max())

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import cached_property, lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from fixturegen.layouts import Tensor
 from fixturegen.planted.attention import Attention
@@ -29,10 +30,12 @@ from fixturegen.recipe import Plan, Recipe
 from fixturegen.values.normal import normal
 
 FINAL_NORM = "model.norm.weight"
+#: Noise of a role relative to the recipe's, where it is not 1.
+NOISE = {"norm": 0.1, "router_bias": 0.0}
 
 
 class PlantedWeights:
-    """The weights of one checkpoint of a planted recipe (see :class:`fixturegen.values.Weights`)."""
+    """The weights of one checkpoint of a planted recipe (a :class:`fixturegen.values.Weights`)."""
 
     def __init__(self, recipe: Recipe, plan: Plan) -> None:
         self.recipe, self.config = recipe, plan.config
@@ -44,33 +47,34 @@ class PlantedWeights:
         self.rotate = Rotation(self.config.hidden_size, self.draws, "rotation")
         self.norms = Norms(self.knobs.kappa, self.knobs.decoy)
         assert self.config.num_experts_per_tok is not None
-        self.lookups = Lookups(
-            self.function, self.basis, self.config.num_experts_per_tok // SLOTS
-        )
+        self.lookups = Lookups(self.function, self.basis, self.config.num_experts_per_tok // SLOTS)
         self.layers = {
             name: _Layer(self, name) for name in (("draft",) if self.is_draft else LAYER_NAMES)
         }
         self._design = lru_cache(maxsize=8)(self._design_of)
 
-    def rows(self, tensor: Tensor, start: int, stop: int) -> np.ndarray:
+    def rows(self, tensor: Tensor, start: int, stop: int) -> npt.NDArray[np.float32]:
         """Rows of a tensor: the design plus seeded noise, float32."""
         name = tensor.copy_of or tensor.name
+        knob = self.knobs.noise
         if tensor.role == "embedding":
-            design, scale = self._embedding(start, stop), self._embedding_noise(start, stop)
+            design = self._embedding(start, stop).astype(np.float32)
+            scale = np.full(stop - start, self._embedding_rms * knob / self.knobs.kappa)
+            if start == 0:
+                scale[0] /= 10  # bos is read through every dimmed head
         elif tensor.role == "head":
-            design = self._head(start, stop)
-            scale = np.full(1, self.knobs.noise * self._head_rms)
+            design = self._head(start, stop).astype(np.float32)
+            scale = np.full(stop - start, knob * self._head_rms)
         else:
             if tensor.role == "norm" and self._place(tensor.name)[1] in FINAL_NORMS:
                 name = FINAL_NORM  # a draft's final norm is the target's, noise and all
             whole, rms = self._design(tensor.name, tensor.shape)
             design = whole[start:stop]
-            factor = {"norm": 0.1, "router_bias": 0.0}.get(tensor.role, 1.0)
-            scale = np.full(1, self.knobs.noise * factor * rms)
+            scale = np.full(stop - start, knob * rms * NOISE.get(tensor.role, 1.0))
         width = math.prod(tensor.shape[1:])
         noise = normal(self.recipe.seed, name, start * width, (stop - start) * width)
-        scale = scale.reshape(-1, *(1,) * (design.ndim - 1))
-        return (design + scale * noise.reshape(design.shape)).astype(np.float32)
+        noise = noise.reshape(stop - start, -1) * scale.astype(np.float32)[:, None]
+        return noise.reshape(design.shape) + design
 
     def _place(self, name: str) -> tuple[str, str]:
         """Layer name (``"0"``, ``"1"``, ``"2"``, ``"draft"`` or none) and the rest of a name."""
@@ -82,7 +86,9 @@ class PlantedWeights:
             return "draft", match[2]
         return str(layer), match[2]
 
-    def _design_of(self, name: str, shape: tuple[int, ...]) -> tuple[Floats, float]:
+    def _design_of(
+        self, name: str, shape: tuple[int, ...]
+    ) -> tuple[npt.NDArray[np.float32], float]:
         layer, part = self._place(name)
         if part in FINAL_NORMS:
             design = self.final_norm
@@ -92,7 +98,8 @@ class PlantedWeights:
             design = self.layers[layer].tensor(part)
         assert design.shape == shape, (name, design.shape, shape)
         # three digits: the same on every machine, whatever the order of the sum
-        return design, float(f"{math.sqrt(np.square(design).mean()):.3g}")
+        rms = math.sqrt((design * design).mean())
+        return design.astype(np.float32), float(f"{rms:.3g}")
 
     @cached_property
     def final_norm(self) -> Floats:
@@ -112,14 +119,11 @@ class PlantedWeights:
             x[0] = self.basis.vector(
                 ("u_bos", 0, self.knobs.kappa), ("C0", null, 1.0), ("Q", null, 1.0), *first
             )
-        return self.rotate(x)
+        return self.rotate(dyadic(x))
 
-    def _embedding_noise(self, start: int, stop: int) -> Floats:
-        rms = math.sqrt(self.norms.embedding / self.basis.size)
-        scale = np.full(stop - start, self.knobs.noise / self.knobs.kappa * rms)
-        if start == 0:
-            scale[0] /= 10  # bos is read through every dimmed head
-        return scale
+    @property
+    def _embedding_rms(self) -> float:
+        return math.sqrt(self.norms.embedding / self.basis.size)
 
     @property
     def _head_gain(self) -> float:
@@ -223,8 +227,15 @@ class _Layer:
         draft = self.name == "draft"
         norm = w.norms.draft_attention if draft else w.norms.attention[int(self.name)]
         return Attention(
-            self.config, w.knobs, w.basis, w.draws, self.name, norm,
-            self.q_norm, self.kv_norm, w.function.tables.match,
+            self.config,
+            w.knobs,
+            w.basis,
+            w.draws,
+            self.name,
+            norm,
+            self.q_norm,
+            self.kv_norm,
+            w.function.tables.match,
         )
 
     @cached_property
