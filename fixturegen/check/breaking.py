@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from fixturegen.check import moe, releases
 from fixturegen.check.catalogue import catalogue
-from fixturegen.check.inputs import Attention, FlashAttention, KernelInput, MLADecode, MLAPrefill
+from fixturegen.check.inputs import (
+    Attention,
+    Drafting,
+    FlashAttention,
+    KernelInput,
+    MLADecode,
+    MLAPrefill,
+    MoE,
+    Routing,
+)
 from fixturegen.check.model import Model, from_recipe
 from fixturegen.check.repair import KNOBS, apply, directions
 from fixturegen.check.report import check
@@ -22,12 +29,11 @@ from fixturegen.fields import nearest
 if TYPE_CHECKING:
     from fixturegen.recipe import Recipe
 
+#: Rules that reject a recipe, how much larger it is, how far it is from where it came from.
+Cost = tuple[int, float, float]
+
 #: Recipes that ``break_rule`` starts from: one for each way of drafting and storing.
 BASES = ("deepseek-v3-mtp-random", "deepseek-v3-mtp-fp8-random", "deepseek-v3-eagle-random")
-
-
-#: MoE backends to ask for in search of a rule's input.
-MOE = ("auto", *moe.NAMES)
 
 
 def check_recipe(recipe: Recipe) -> list[str]:
@@ -44,7 +50,8 @@ def check_recipe(recipe: Recipe) -> list[str]:
 def break_rule(rule_id: str) -> Recipe:
     """The recipe nearest to a shipped one that breaks ``rule_id`` and as little else as possible.
 
-    Its ``targets`` name where. Raises RecipeError for an unknown rule, or one that no checkpoint
+    Its ``targets`` name where; a shipped recipe itself may break a rule on targets that it does not
+    claim. Raises RecipeError for an unknown rule, or one that no checkpoint
     can break because it depends on the target alone.
     """
     from fixturegen.recipe import load_recipe
@@ -55,37 +62,36 @@ def break_rule(rule_id: str) -> Recipe:
             f"no rule {rule_id!r}; `fixturegen rules` lists them" + nearest(rule_id, rules)
         )
     rule = rules[rule_id]
-    found: list[tuple[tuple[float, ...], Recipe, Target, str, int]] = []
+    found: list[tuple[Cost, Recipe, Target, dict[str, int]]] = []
     for name in BASES:
         recipe = load_recipe(name)
         model = from_recipe(recipe)
         for target in _targets(rule):
-            report = check(model.config, target, model.draft)
-            if any(f.rule == rule.id and f.verdict == "accepted" for f in report.findings):
-                found += (
-                    (cost, recipe, target, knob, value)
-                    for cost, knob, value in _breaks(model, rule, target)
-                )
+            breaks = list(_breaks(model, rule, target))
+            found += [(cost, recipe, target, changes) for cost, changes in breaks]
+            if breaks:
                 break
     if not found:
         raise RecipeError(
             f"no checkpoint near {', '.join(BASES)} breaks {rule_id}: "
             "it depends on the target or the tensors alone"
         )
-    _, recipe, target, knob, value = min(found, key=lambda item: item[0])
+    _, recipe, target, changes = min(found, key=lambda item: item[0])
+    how = " and ".join(f"{k} {v}" for k, v in changes.items()) or "the target alone"
     return dataclasses.replace(
         recipe,
         name=f"broken-{rule.id}",
-        description=f"BROKEN on purpose: {knob} {value} breaks {rule.id}",
+        description=f"BROKEN on purpose: {how} breaks {rule.id}",
         purpose=rule.title,
         stands_for=(),
         targets=(str(target),),
-        model=apply({knob: value}, recipe.model, None)[0],
+        draft="none" if changes.get("num_nextn_predict_layers") == 0 else recipe.draft,
+        model=apply(changes, recipe.model, None)[0],
     )
 
 
 def _targets(rule: Rule) -> Iterator[Target]:
-    """Targets that the rule covers: its newest release, GPUs and backends."""
+    """Targets that the rule covers: its newest and oldest release, its GPUs and backends."""
     where = rule.where
     versions = list(releases.VLLM)
     if where.engine == "vllm":
@@ -94,50 +100,73 @@ def _targets(rule: Rule) -> Iterator[Target]:
         versions = [
             v for v, pin in releases.VLLM.items() if releases.within(pin, where.since, where.until)
         ]
-    if not versions:
-        return
     env = tuple((variable, "1") for variable in where.env)
-    for gpu in where.gpus or ("sm100", "sm90", "cpu", "sm80"):
-        yield from _options(rule, Target(vllm=versions[-1], gpu=gpu, env=env))
+    for version in dict.fromkeys(versions[-1:] + versions[:1]):
+        for gpu in where.gpus or ("sm100", "sm90", "cpu", "sm80"):
+            yield from _options(rule, Target(vllm=version, gpu=gpu, env=env))
 
 
 def _options(rule: Rule, base: Target) -> Iterator[Target]:
     """Ways to ask for the path that makes the rule's input."""
+
+    def options(name: str, values: Iterable[object], target: Target = base) -> Iterator[Target]:
+        return (dataclasses.replace(target, **{name: value}) for value in values)  # type: ignore[arg-type]
+
     off = dataclasses.replace(base, env=(*base.env, ("VLLM_MLA_DISABLE", "1")))
     backends = rule.where.backends or ("auto",)
     kind: type[KernelInput] = rule.reads
     if kind is Attention:
-        for backend in backends:
-            yield dataclasses.replace(off, attention=backend)
+        yield from options("attention", backends, off)
     elif kind is FlashAttention:
-        version = rule.where.inputs.get("version", 0)
-        yield dataclasses.replace(off, attention="FLASH_ATTN")
-        yield dataclasses.replace(off, attention="FLASH_ATTN", flash_attn_version=version)
         yield base
+        forced = dataclasses.replace(off, attention="FLASH_ATTN")
+        yield from options("flash_attn_version", (0, rule.where.inputs.get("version", 0)), forced)
     elif kind is MLADecode:
-        for backend in backends:
-            yield dataclasses.replace(base, attention=backend)
+        yield from options("attention", backends)
     elif kind is MLAPrefill:
-        for backend in backends:
-            yield dataclasses.replace(base, prefill=backend)
+        yield from options("prefill", backends)
+    elif kind is Drafting:
+        yield from options("speculation", [f"{method}:2" for method in backends])
+    elif kind in (MoE, Routing):
+        yield from options("moe", ("auto", *moe.NAMES))
+        yield from options("moe", ("auto", *moe.NAMES), dataclasses.replace(base, tp=2))
     else:
-        for backend, tp, method in itertools.product(MOE, (1, 2, 4), ("none", "mtp:2", "eagle:2")):
-            yield dataclasses.replace(base, moe=backend, tp=tp, speculation=method)
+        yield from options("tp", (1, 4))
+        yield from options("ep", (4,))
 
 
-def _breaks(
-    model: Model, rule: Rule, target: Target
-) -> Iterator[tuple[tuple[float, ...], str, int]]:
-    """For each key a value that breaks the rule, with its cost: rules broken, growth, change."""
+def _breaks(model: Model, rule: Rule, target: Target) -> Iterator[tuple[Cost, dict[str, int]]]:
+    """Changes that break the rule, each with its cost: none, or for each key its nearest value."""
+    before, verdicts, others = _asked(model, rule, target, {})
+    if not verdicts:
+        return
+    if verdicts != {"accepted"}:
+        yield (others, 1, 0), {}
+        return
     for knob in KNOBS:
         now = getattr(model.config, knob)
-        for value in chain(*directions(now)):
-            try:
-                config, draft = apply({knob: value}, model.config, model.draft)
-                report = check(config, target, draft)
-            except ConfigError:
-                continue
-            if any(f.rule == rule.id and f.verdict != "accepted" for f in report.findings):
-                others = len({f.rule for f in report.rejections})
-                yield (others, max(value / (now or 1), 1), -value / (now or 1)), knob, value
-                break
+        for values in directions(knob, now):
+            if not values or _asked(model, rule, target, {knob: values[-1]})[0] == before:
+                continue  # the rule does not see this key
+            for value in values:
+                _, verdicts, others = _asked(model, rule, target, {knob: value})
+                if verdicts - {"accepted"}:
+                    yield (others, max(value / (now or 1), 1), -value / (now or 1)), {knob: value}
+                    break
+
+
+def _asked(
+    model: Model, rule: Rule, target: Target, changes: dict[str, int]
+) -> tuple[set[str], set[str], int]:
+    """What the rule sees in a changed model, its verdicts, and how many rules reject the model.
+
+    Nothing at all for values that contradict each other.
+    """
+    try:
+        config, draft = apply(changes, model.config, model.draft)
+    except ConfigError:
+        return set(), set(), 0
+    report = check(config, target, draft)
+    mine = [f for f in report.findings if f.rule == rule.id]
+    rejecting = len({f.rule for f in report.rejections})
+    return {f.inputs for f in mine}, {f.verdict for f in mine}, rejecting

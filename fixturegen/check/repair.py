@@ -71,7 +71,7 @@ def repairs(
     found: list[Repair] = []
     useful: list[tuple[str, int]] = []
     for knob in KNOBS:
-        for values in directions(getattr(config, knob)):
+        for values in directions(knob, getattr(config, knob)):
             if not _matters(knob, values, config, target, draft, seen):
                 continue
             reached: frozenset[str] = frozenset()
@@ -97,12 +97,15 @@ def _matters(
     seen: dict[str, str],
 ) -> bool:
     """Whether a key changes anything that the rejecting rules look at."""
-    for value in values:
-        try:
-            changed = apply({knob: value}, config, draft)
-        except ConfigError:
-            continue
-        return rejected(changed[0], target, changed[1]) != seen
+    for order in (values, values[::-1]):  # a small step may vanish in a rounding, a large one not
+        for value in order:
+            try:
+                changed = apply({knob: value}, config, draft)
+            except ConfigError:
+                continue
+            if rejected(changed[0], target, changed[1]) != seen:
+                return True
+            break
     return False
 
 
@@ -140,11 +143,13 @@ def _after(
     return after if after < before else before
 
 
-def directions(now: int | None) -> tuple[list[int], list[int]]:
-    """Sizes to try instead of ``now``, nearest first: smaller ones and larger ones, within 16 times."""
+def directions(knob: str, now: int | None) -> tuple[list[int], list[int]]:
+    """Values to try instead of ``now``, nearest first: smaller and larger ones, within 16 times."""
     if now is None:
         return [], []
     smaller = [v for v in reversed(SIZES) if now // 16 <= v < now]
+    if knob == "num_nextn_predict_layers" and now:
+        smaller.append(0)
     return smaller, [v for v in SIZES if now < v <= max(now, 1) * 16]
 
 

@@ -208,7 +208,7 @@ def function(text: str, name: str) -> Callable[..., None]:
 def agreements(
     check: Callable[..., None], vllm: str, record_property: Callable[[str, object], None]
 ) -> int:
-    """Compare a ``_validate_head_dims`` with the rules of ``vllm``; returns how often they agree."""
+    """Compare a ``_validate_head_dims`` with the rules of ``vllm``: how often they agree."""
     from fixturegen.check.inputs import FlashAttention
 
     count, wrong = 0, []
@@ -253,8 +253,8 @@ def test_fa4_tmem() -> None:
     """The copy in 0.19.1: the constructor's own arithmetic, with prompts above 128 tokens."""
     import ast
 
-    from fixturegen.check.rules.flash_attention_dims import fa4_tmem_sm100
     from fixturegen.check.inputs import FlashAttention
+    from fixturegen.check.rules.flash_attention_dims import fa4_tmem_sm100
 
     path = "vllm/vllm_flash_attn/cute/flash_fwd_sm100.py"
     text = sources.wheel_file("vllm", "0.19.1", path).read_text()

@@ -56,7 +56,7 @@ def test_eagle_failure_today(vllm: str) -> None:
 
 
 def test_what_makes_mla_off_legal_on_sm100() -> None:
-    """Query dims of at most 128 in every release; MLA on with production's dims in every release."""
+    """Query dims of at most 128; or MLA on, with production's dims: in every release."""
     small = ModelConfig(**{**vars(DEEPSEEK_V3), "qk_nope_head_dim": 64})
     for vllm in VLLM:
         assert not check(small, Target.parse(f"vllm=={vllm},gpu=sm100,{MLA_OFF}")).rejections
