@@ -26,4 +26,5 @@ def normal(seed: int, name: str, start: int, count: int) -> npt.NDArray[np.float
     """``count`` standard normal values from index ``start`` of the stream of ``(seed, name)``."""
     from fixturegen.values.stream import bits16
 
-    return quantiles()[bits16(seed, name, start, count)]
+    # take() with whole-word indices is twice as fast as table[bits]
+    return quantiles().take(bits16(seed, name, start, count).astype(np.intp))
