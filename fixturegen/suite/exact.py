@@ -161,13 +161,11 @@ def _outputs(result: Mapping[str, Any], name: str) -> Any:
 
 def environment(run: Run, case: Case) -> dict[str, str]:
     """Variables of the worker, beside the user's own."""
-    scratch = run.folder(case).absolute()
     env = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        "VLLM_CACHE_ROOT": str(scratch / "cache"),
-        "TMPDIR": str(scratch / "tmp"),
+        "VLLM_CACHE_ROOT": str(run.folder(case).absolute() / "cache"),
         "PYTHONUNBUFFERED": "1",
         **case.env,
     }
@@ -179,7 +177,7 @@ def environment(run: Run, case: Case) -> dict[str, str]:
 def prepare(run: Run, case: Case, reference: Mapping[str, Any] | None) -> Job:
     """Write the case file and give the job that runs it."""
     folder = run.folder(case)
-    (folder / "tmp").mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").unlink(missing_ok=True)
     write_json(folder / "case.json", case_file(run, case, reference))
     return Job(
@@ -194,7 +192,7 @@ def prepare(run: Run, case: Case, reference: Mapping[str, Any] | None) -> Job:
 def command(run: Run, case: Case) -> str:
     """The command line that runs the case again by hand, from the report's folder."""
     env = environment(run, case)
-    words = [f"{n}={v}" for n, v in env.items() if n not in ("TMPDIR", "VLLM_CACHE_ROOT")]
+    words = [f"{n}={v}" for n, v in env.items() if n != "VLLM_CACHE_ROOT"]
     file = run.folder(case).relative_to(run.out) / "case.json"
     return " ".join([*words, "python", *run.worker[1:], str(file)])
 
@@ -235,9 +233,8 @@ def not_run(case: Case, reason: str, prediction: Prediction) -> Outcome:
 
 
 def tidy(run: Run, case: Case) -> None:
-    """Remove what the engine left beside the result: compiled kernels and temporary files."""
-    for name in ("cache", "tmp"):
-        shutil.rmtree(run.folder(case) / name, ignore_errors=True)
+    """Remove what the engine left beside the result: compiled kernels."""
+    shutil.rmtree(run.folder(case) / "cache", ignore_errors=True)
 
 
 def failed_to_run(case: Case, reason: str, prediction: Prediction) -> Outcome:

@@ -1,4 +1,4 @@
-"""Run commands side by side, each in a session of its own with a time limit and a log.
+"""Run commands side by side, each in a session and temp dir of its own, with a time limit.
 
 Whatever a command leaves behind is ended with it: its process group, and any process that inherited
 the environment variable by which our own jobs are known.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,13 +27,18 @@ _GRACE_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A command to run. ``env`` is added to this process's environment."""
+    """A command to run.
+
+    ``env`` is added to this process's environment, ``temp_files`` are copied into the job's temp
+    dir, which is short-lived and has a short path: engines put sockets there.
+    """
 
     id: str
     command: tuple[str, ...]
     log: Path
     timeout_s: float
     env: Mapping[str, str] = field(default_factory=dict)
+    temp_files: tuple[Path, ...] = ()
     cwd: Path | None = None
 
 
@@ -54,6 +61,7 @@ class _Running:
     job: Job
     process: subprocess.Popen[bytes]
     mark: str
+    temp: Path
     started: float
 
 
@@ -83,18 +91,21 @@ def run_jobs(
 
 def _start(job: Job) -> _Running:
     mark = uuid.uuid4().hex
+    temp = Path(tempfile.mkdtemp(prefix="fixturegen-"))
+    for file in job.temp_files:
+        shutil.copy(file, temp)
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with job.log.open("wb") as log:
         process = subprocess.Popen(
             job.command,
-            env={**os.environ, **job.env, MARK: mark},
+            env={**os.environ, **job.env, "TMPDIR": str(temp), MARK: mark},
             cwd=job.cwd,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return _Running(job, process, mark, time.monotonic())
+    return _Running(job, process, mark, temp, time.monotonic())
 
 
 def _has_ended(running: _Running) -> bool:
@@ -114,6 +125,7 @@ def _end(running: _Running) -> Ended:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     running.process.wait()
+    shutil.rmtree(running.temp, ignore_errors=True)
     seconds = round(time.monotonic() - running.started, 1)
     return Ended(job=running.job, returncode=returncode, seconds=seconds)
 

@@ -111,12 +111,12 @@ def _collect(
     elsewhere: Sequence[Outcome],
     timeout_s: float,
 ) -> Plan:
-    for name in ("tmp", "cache", "runs"):
+    for name in ("gsm8k", "cache", "runs"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     if not (folder / "tests").is_dir():
         shutil.copytree(tests, folder / "tests")  # alone: beside vllm/ it would be imported
     notes = []
-    if gsm8k.provide(folder / "tmp", Path(tempfile.gettempdir())):
+    if gsm8k.provide(folder / "gsm8k", Path(tempfile.gettempdir())):
         notes.append("GSM8K's train.jsonl and test.jsonl were not there: stand-ins were used")
     models = {s.model: s.tests for f in fixtures for s in f.recipe.stands_for}
     _select(folder / "all.json", models, {})
@@ -194,7 +194,6 @@ def _environment(folder: Path, selection: str, collected: Path) -> dict[str, str
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_CACHE_ROOT": str(folder / "cache"),
-        "TMPDIR": str(folder / "tmp"),
         "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH")))),
         lift.SELECTION: str(folder / f"{selection}.json"),
         lift.COLLECTED: str(collected),
@@ -212,6 +211,7 @@ def _test(
         log=place.with_name(place.name + ".txt"),
         timeout_s=timeout_s,
         env=_environment(folder, fixture.name, collected),
+        temp_files=tuple(folder / "gsm8k" / name for name in gsm8k.FILES),
         cwd=folder,
     )
     return Test(job=job, prediction=prediction, collected=collected)
@@ -289,5 +289,5 @@ def _command(job: Job) -> str:
     """The command line that runs a test again by hand, from the report's folder."""
     env = [f"{name}={value}" for name, value in job.env.items()]
     words = [f'"{w}"' if re.search(r"[\[\] ]", w) else w for w in job.command[1:]]
-    text = " ".join(["cd vllm &&", *env, "python", *words])
+    text = " ".join(["cd vllm &&", *env, "TMPDIR=$PWD/gsm8k", "python", *words])
     return text.replace(str(job.cwd), "$PWD")
