@@ -171,7 +171,7 @@ class Cache:
     def entries(self) -> list[Entry]:
         """What is in the cache, the longest unused first."""
         found = []
-        for path in self.root.glob("*-" + "[0-9a-f]" * 16):
+        for path in self.root.glob("[!.]*-" + "[0-9a-f]" * 16):
             if path.is_dir():
                 lock = path.with_name(f"{path.name}.lock")
                 used = (lock if lock.exists() else path).stat().st_mtime

@@ -10,6 +10,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -136,48 +138,35 @@ def test_killed_builder_leaves_nothing_and_blocks_nobody(
     assert not list(tmp_path.glob(".*"))
 
 
-READ_ONLY = """
-import sys
-from pathlib import Path
-from fixturegen.cache import Cache, CacheReadOnly
-from fixturegen.manifest import Manifest
-
-recipe = Manifest.load(Path(sys.argv[2])).load_recipe()
-try:
-    print(Cache(sys.argv[1]).get(recipe))
-except CacheReadOnly as error:
-    print("refused:", error)
-"""
-
-
-def test_read_only_cache_serves_what_it_has(tiny_recipe: Recipe, tiny_checkpoint: Path) -> None:
-    # Not tmp_path, whose parents only its owner may enter: a user who may not write must read it.
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        full, empty = root / "full", root / "empty"
-        empty.mkdir()
-        entry = Cache(full).get(tiny_recipe)
-        manifest = root / "manifest"
-        manifest.mkdir()
-        (manifest / "fixturegen.json").write_bytes(
-            (tiny_checkpoint / "fixturegen.json").read_bytes()
-        )
-        for path in [root, *root.rglob("*")]:
-            path.chmod(0o555 if path.is_dir() else 0o444)
-        nobody = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
-        said = [
-            subprocess.run(
-                [sys.executable, "-B", "-c", READ_ONLY, cache, manifest],
-                capture_output=True,
-                text=True,
-                **nobody,
-            ).stdout.strip()
-            for cache in (full, empty)
-        ]
+@contextmanager
+def read_only(root: Path) -> Iterator[None]:
+    """Nothing below `root` can be written, not even by root, who becomes nobody for a while."""
+    for path in [root, *root.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
         for path in [root, *root.rglob("*")]:
             path.chmod(0o755)
-    assert said[0] == str(entry)
-    assert said[1].startswith("refused: ") and "FIXTUREGEN_CACHE" in said[1]
+
+
+def test_read_only_cache_serves_what_it_has(tiny_recipe: Recipe) -> None:
+    # Not tmp_path, whose parents only its owner may enter.
+    with tempfile.TemporaryDirectory() as folder:
+        full, empty = Path(folder) / "full", Path(folder) / "empty"
+        empty.mkdir()
+        entry = Cache(full).get(tiny_recipe)
+        with read_only(Path(folder)):
+            with pytest.raises(PermissionError):
+                (full / "probe").touch()
+            assert Cache(full, run="b").get(tiny_recipe) == entry
+            with pytest.raises(CacheReadOnly, match="set FIXTUREGEN_CACHE"):
+                Cache(empty).get(tiny_recipe)
 
 
 def test_cache_below_a_file(tmp_path: Path, tiny_recipe: Recipe) -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -177,8 +176,9 @@ def test_marker_and_targets(project: pytest.Pytester) -> None:
             assert fixturegen_model.recipe.name == RECIPE
 
         @pytest.mark.fixturegen(
-            RECIPE, targets=["vllm==0.20.2,gpu=sm100,moe=FLASHINFER_TRTLLM"], num_experts_per_tok=8,
-            **SIZE | {{"n_routed_experts": 16}}
+            RECIPE,
+            targets=["vllm==0.20.2,gpu=sm100,attention=FLASH_ATTN,env=VLLM_MLA_DISABLE=1"],
+            **SIZE
         )
         def test_breaks_a_bound(fixturegen_model):
             pass
@@ -190,7 +190,10 @@ def test_marker_and_targets(project: pytest.Pytester) -> None:
     result = project.runpytest_subprocess("--strict-markers")
     result.assert_outcomes(passed=1, errors=2)
     result.stdout.fnmatch_lines(
-        ["*does not run on vllm==0.20.2*top*", "*fixturegen_model needs @pytest.mark.fixturegen*"]
+        [
+            "*does not run on vllm==0.20.2*fa4-head-dims*",
+            "*fixturegen_model needs @pytest.mark.fixturegen*",
+        ]
     )
 
 
@@ -204,11 +207,12 @@ def test_hub_alias(project: pytest.Pytester) -> None:
         from huggingface_hub import snapshot_download
         from transformers import AutoConfig
 
+        RECIPE = "deepseek-v3-eagle-random"
         CODE = "from huggingface_hub import snapshot_download as s; print(s('org/draft'))"
 
         def test_alias(hf_cache_alias):
             folders = hf_cache_alias(
-                {"org/target": "deepseek-v3-eagle-random", "org/draft": "deepseek-v3-eagle-random:draft"}
+                {"org/target": RECIPE, "org/draft": f"{RECIPE}:draft"}
             )
             assert AutoConfig.from_pretrained("org/target").n_routed_experts == 32
             for model, folder in folders.items():
