@@ -178,7 +178,7 @@ class Attention:
         amplitude = math.sqrt(self._q_codes.shape[1] / 2)
         rows = []
         for role, _ in self.heads:
-            a, b = self._kernel(role)
+            a, b = self.kernel(role)
             key = self._rope_key
             query = (a - 1j * b) * key / (KEY**2 * scale)
             nope = np.zeros((c.qk_nope_head_dim, self.k + 2))
@@ -191,7 +191,8 @@ class Attention:
             rows.append(np.concatenate([nope, rope]))
         return dyadic(np.concatenate(rows)) @ self._q_codes / amplitude / self.q_norm
 
-    def _kernel(self, role: Role) -> Floats:
+    def kernel(self, role: Role) -> Floats:
+        """The rotary kernel (a, b) of a role, ``[2, rope / 2]``."""
         if role.name not in self._kernels:
             self._kernels[role.name] = role.kernel.solve(
                 frequencies(self.config), self.knobs.context

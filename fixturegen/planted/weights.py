@@ -51,7 +51,7 @@ class PlantedWeights:
         self.layers = {
             name: _Layer(self, name) for name in (("draft",) if self.is_draft else LAYER_NAMES)
         }
-        self._design = lru_cache(maxsize=8)(self._design_of)
+        self.design = lru_cache(maxsize=8)(self._make_design)
 
     def rows(self, tensor: Tensor, start: int, stop: int) -> npt.NDArray[np.float32]:
         """Rows of a tensor: the design plus seeded noise, float32."""
@@ -64,11 +64,11 @@ class PlantedWeights:
                 scale[0] /= 10  # bos is read through every dimmed head
         elif tensor.role == "head":
             design = self._head(start, stop).astype(np.float32)
-            scale = np.full(stop - start, knob * self._head_rms)
+            scale = np.full(stop - start, knob * self.head_rms)
         else:
-            if tensor.role == "norm" and self._place(tensor.name)[1] in FINAL_NORMS:
+            if tensor.role == "norm" and self.place(tensor.name)[1] in FINAL_NORMS:
                 name = FINAL_NORM  # a draft's final norm is the target's, noise and all
-            whole, rms = self._design(tensor.name, tensor.shape)
+            whole, rms = self.design(tensor.name, tensor.shape)
             design = whole[start:stop]
             scale = np.full(stop - start, knob * rms * NOISE.get(tensor.role, 1.0))
         width = math.prod(tensor.shape[1:])
@@ -76,7 +76,7 @@ class PlantedWeights:
         noise = noise.reshape(stop - start, -1) * scale.astype(np.float32)[:, None]
         return noise.reshape(design.shape) + design
 
-    def _place(self, name: str) -> tuple[str, str]:
+    def place(self, name: str) -> tuple[str, str]:
         """Layer name (``"0"``, ``"1"``, ``"2"``, ``"draft"`` or none) and the rest of a name."""
         match = re.fullmatch(r"(?:model\.)?layers\.(\d+)\.(.+)", name)
         if not match:
@@ -86,10 +86,10 @@ class PlantedWeights:
             return "draft", match[2]
         return str(layer), match[2]
 
-    def _design_of(
+    def _make_design(
         self, name: str, shape: tuple[int, ...]
     ) -> tuple[npt.NDArray[np.float32], float]:
-        layer, part = self._place(name)
+        layer, part = self.place(name)
         if part in FINAL_NORMS:
             design = self.final_norm
         elif part in ("eh_proj.weight", "fc.weight"):
@@ -126,19 +126,21 @@ class PlantedWeights:
         return math.sqrt(self.norms.embedding / self.basis.size)
 
     @property
-    def _head_gain(self) -> float:
+    def head_gain(self) -> float:
+        """Entry of lm_head for a right digit, in the basis."""
         return self.knobs.logit_scale / math.sqrt(self.basis.size / self.norms.final)
 
     @property
-    def _head_rms(self) -> float:
-        return self._head_gain * math.sqrt(DIGITS / self.basis.size)
+    def head_rms(self) -> float:
+        """Rms of lm_head."""
+        return self.head_gain * math.sqrt(DIGITS / self.basis.size)
 
     def _head(self, start: int, stop: int) -> Floats:
         digits = self.function.digits[start:stop]
         x = np.zeros((stop - start, self.basis.size))
         (known,) = np.nonzero(digits[:, 0] >= 0)
         for s in range(DIGITS):
-            x[known, self.basis.at(f"D{s + 1}") + digits[known, s]] = self._head_gain
+            x[known, self.basis.at(f"D{s + 1}") + digits[known, s]] = self.head_gain
         return self.rotate(dyadic(x)) / self.final_norm
 
     # -- draft -----------------------------------------------------------------------------------
