@@ -110,13 +110,13 @@ def test_block_shapes(version: str) -> None:
 
 @every_vllm
 def test_merged_scales(version: str) -> None:
-    """Scales loaded as MergedColumnParallelLinear does: they fit, and each row finds its own."""
+    """Scales loaded as vLLM's (merged) column layers do: they fit, and each row finds its own."""
     torch = pytest.importorskip("torch")
     adjust = compiled(function(source(version, LINEAR), "adjust_block_scale_shard"))
     rules = catalogue()
     seen = {"right": 0, "wrong": 0, "raises": 0}
-    merged = {(x.tp, x.output_sizes): x for _, x in layers(version) if len(x.output_sizes) > 1}
-    for x in merged.values():
+    columns = {(x.tp, x.output_sizes): x for _, x in layers(version) if x.split != "row"}
+    for x in columns.values():
         outcome = "right"
         for rank in range(x.tp):
             param = torch.full((-(-sum(x.output_sizes) // 128),), -1)

@@ -108,6 +108,7 @@ def fp8_column_parallel(x: Linear) -> bool:
         FUSED_QKV_A,
         holds=[
             {"output_sizes": (192,), "full_output_sizes": (192,)},
+            {"split": "row", "tp": 8, "output_sizes": (7168,), "full_output_sizes": (7168,)},
             {
                 "tp": 2,
                 "split": "column",
@@ -147,8 +148,11 @@ def fp8_merged_scales(x: Linear) -> bool:
     checkpoint's.
     """
     rows = [-(-o // 128) for o in x.output_sizes]
-    return sum(rows) <= -(-sum(x.output_sizes) // 128) and all(
-        x.tp * r <= -(-full // 128) for r, full in zip(rows, x.full_output_sizes, strict=True)
+    return x.split == "row" or (
+        sum(rows) <= -(-sum(x.output_sizes) // 128)
+        and all(
+            x.tp * r <= -(-full // 128) for r, full in zip(rows, x.full_output_sizes, strict=True)
+        )
     )
 
 
