@@ -76,16 +76,13 @@ def asked(run: Run, case: Case) -> list[Scenario]:
     oracle = _oracle(run.fixtures[case.recipe])
     if oracle is None:
         return found
-    vouched = (
-        dataclasses.replace(
-            s,
-            prompts=tuple(p for p in s.prompts if not oracle.guaranteed(p, _room(p, s), case.k)),
-        )
-        if not s.clipped
-        else s
-        for s in found
-    )
-    return [s for s in vouched if s.prompts]
+
+    def vouched(scenario: Scenario) -> Scenario:
+        k = 0 if scenario.clipped else case.k
+        prompts = (p for p in scenario.prompts if not oracle.guaranteed(p, _room(p, scenario), k))
+        return dataclasses.replace(scenario, prompts=tuple(prompts))
+
+    return [s for s in map(vouched, found) if s.prompts]
 
 
 def _room(prompt: Sequence[int], scenario: Scenario) -> int:
@@ -94,11 +91,9 @@ def _room(prompt: Sequence[int], scenario: Scenario) -> int:
 
 
 def obstacle(run: Run, case: Case) -> str:
-    """Why there is nothing to ask in this case, or an empty string."""
-    if asked(run, case):
-        return ""
-    first = _all_scenarios(run, case)[0]
+    """Why the oracle of a planted fixture cannot judge the case, or an empty string."""
     oracle = _oracle(run.fixtures[case.recipe])
+    first = _all_scenarios(run, case)[0]
     return oracle.guaranteed(first.prompts[0], first.max_tokens, case.k) if oracle else ""
 
 
@@ -263,8 +258,8 @@ def verdict(
     }
     if result is None or "error" in result:
         reason = _why_no_result(ended, result, log)
-        if prediction.verdict == "rejected":
-            reason += f" (check predicted it: {prediction.because})"
+        if prediction.explains(log):
+            return Outcome(**common, status=NOT_RUN, reason=f"refused as predicted: {reason}")
         return Outcome(**common, status=ERROR, reason=reason)
     failures, measured = _judge(run, case, result, reference)
     failures += judge.wrong_predictions(prediction.choices, result["choices"])
@@ -306,9 +301,10 @@ def _judge(
         measured["equal"] = total - len(found)
         measured["equal_share"] = round(1 - len(found) / total, 4)
     if case.k:
-        measured["acceptance_length"] = judge.acceptance_length(got)
+        whole = [o for s, o in zip(wanted, got, strict=True) if not s["clipped"]]
+        measured["acceptance_length"] = judge.acceptance_length(whole)
         for counter in judge.COUNTERS:
-            measured[counter] = _sum(s["counters"].get(counter) for s in got)
+            measured[counter] = _sum(s["counters"].get(counter) for s in whole)
     if oracle is None:
         failures += _loosely(case, wanted, got, found)
         return failures, measured
@@ -333,13 +329,12 @@ def _judge(
     if case.k:
         expected = {s["name"]: _predicted(oracle, s, case) for s in wanted if not s["clipped"]}
         measured["predicted"] = {c: _sum(e[c] for e in expected.values()) for c in judge.COUNTERS}
-        for outcome in got:
-            if outcome["name"] not in expected or outcome["counters"].get("preemptions"):
-                continue
-            wrong = judge.counter_failures(
-                outcome["name"], expected[outcome["name"]], outcome["counters"]
-            )
-            failures += [dataclasses.replace(f, place=place or f.place) for f in wrong]
+        told = {d.scenario for d in found}  # wrong tokens make wrong counters
+        for outcome in whole:
+            if outcome["name"] not in told and not outcome["counters"].get("preemptions"):
+                failures += judge.counter_failures(
+                    outcome["name"], expected[outcome["name"]], outcome["counters"]
+                )
     return failures, measured
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fixturegen.check import check
@@ -22,6 +24,13 @@ class Prediction:
     verdict: str
     because: str = ""
     choices: Mapping[str, str] = field(default_factory=dict)
+    #: Patterns of the messages with which the engine refuses, where the verdict is ``rejected``.
+    errors: tuple[str, ...] = ()
+
+    def explains(self, log: Path) -> bool:
+        """Whether ``log`` ends as predicted: with one of the messages."""
+        text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+        return any(re.search(pattern, text) for pattern in self.errors)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for report.json."""
@@ -40,4 +49,5 @@ def predict(case: Case, fixture: Fixture, machine: Machine) -> Prediction:
         verdict=report.verdict,
         because="; ".join([*because, *report.unknown]),
         choices=report.choices,
+        errors=tuple(f.error for f in report.rejections if f.error),
     )

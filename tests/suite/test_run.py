@@ -48,7 +48,7 @@ def test_a_right_engine_passes(options: Make) -> None:
     drafted = of(report, "mtp-1/eager").measured
     assert drafted["equal"] == drafted["outputs"] == 166
     assert drafted["acceptance_length"] == 1.4
-    assert drafted["accepted_per_pos"] == [24]
+    assert drafted["accepted_per_pos"] == [20]
     assert any(line.startswith("[3/3]") and "passed" in line for line in lines)
 
 
@@ -119,6 +119,25 @@ def test_another_backend_than_predicted_fails(
     outcome = of(report, "mtp-1/eager")
     assert outcome.status == FAILED
     assert outcome.reason.endswith("check predicted CPU_ATTN, the engine chose OTHER")
+
+
+def test_a_refusal_that_check_predicted_is_not_an_error(
+    options: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fixturegen.suite.prediction import Prediction
+
+    def predicting(pattern: str) -> Report:
+        said = Prediction(target="here", verdict="rejected", errors=(pattern,))
+        monkeypatch.setattr(run, "predict", lambda *args: said)
+        return run.run(options("error"), print)
+
+    refused = of(predicting("Free memory on .* is less"), "mtp-1/eager")
+    assert refused.status == NOT_RUN
+    assert refused.reason.startswith("refused as predicted: ValueError: Free memory")
+    assert of(predicting("head size not supported"), "mtp-1/eager").status == ERROR
+    ran = of(predicting("anything"), "target/eager")
+    assert ran.status == FAILED
+    assert "check predicted that this does not run" in ran.reason
 
 
 def test_a_random_fixture_without_a_reference_is_not_judged(options: Make, tmp_path: Path) -> None:
@@ -200,7 +219,7 @@ def test_full_disk(options: Make, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_reports(options: Make) -> None:
     made = run.run(options("wrong"), print)
     out = options().out
-    assert load(out).to_dict() == made.to_dict()
+    assert load(out).to_dict() == json.loads(json.dumps(made.to_dict()))
     root = ElementTree.parse(out / "junit.xml").getroot()
     assert len(root.findall(".//testcase")) == len(made.outcomes)
     assert len(root.findall(".//failure")) == 1
