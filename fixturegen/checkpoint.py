@@ -70,6 +70,17 @@ class Checkpoint:
             raise CheckpointError(f"{path}: no such file; only planted checkpoints have one")
         return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
+    def prompts(self) -> list[dict[str, list[int]]]:
+        """The golden prompts in the form that ``LLM.generate`` takes."""
+        return [{"prompt_token_ids": golden["prompt_ids"]} for golden in self.expected["prompts"]]
+
+    def sampling_params(self, **overrides: Any) -> Any:
+        """Greedy ``vllm.SamplingParams`` for as many tokens as ``expected.json`` has."""
+        import vllm
+
+        greedy = {"temperature": 0, "ignore_eos": True, "max_tokens": self.expected["max_tokens"]}
+        return vllm.SamplingParams(**greedy | overrides)
+
     def llm_kwargs(
         self, *, num_speculative_tokens: int | None = 1, **overrides: Any
     ) -> dict[str, Any]:
