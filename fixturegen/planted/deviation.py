@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,65 +72,80 @@ def worst(squared: float, *linear: float) -> float:
     return line if line >= 2 * squared else squared + line * line / (4 * squared)
 
 
-def lengths(rows: Floats) -> Floats:
-    """Length of each row."""
-    result: Floats = np.sqrt(np.square(rows).sum(axis=1))
-    return result
+@dataclass(frozen=True)
+class Matrix:
+    """What counts of a matrix: the length of each row, the rms of all, the width of its input."""
 
+    lengths: Floats
+    rms: float
+    width: int
 
-def typical(rows: Floats) -> float:
-    """Rms of the lengths of rows."""
-    return math.sqrt(float(np.square(rows).sum(axis=1).mean()))
+    def __getitem__(self, rows: slice) -> Matrix:
+        return Matrix(self.lengths[rows], self.rms, self.width)
+
+    @property
+    def typical(self) -> float:
+        """Rms length of its rows."""
+        return math.sqrt(float(np.square(self.lengths).mean()))
 
 
 class Deviations:
-    """Follows one path: the layers of a target, or of a draft."""
+    """Follows a path: the layers of a target, or of a draft."""
 
-    def __init__(self, weights: PlantedWeights, plan: Plan, errors: Errors) -> None:
-        self.weights, self.errors = weights, errors
+    errors: Errors
+
+    def __init__(self, weights: PlantedWeights, plan: Plan) -> None:
+        self.weights = weights
         self.knobs, self.config, self.norms = weights.knobs, weights.config, weights.norms
         self.tensors = {weights.place(t.name): t for t in plan.tensors}
         self.hidden = self.config.hidden_size
+        self.matrix = cache(self._matrix)
+        self.others = cache(self._others)
+
+    def _start(self, errors: Errors) -> None:
+        self.errors = errors
         self.stream = 0.0  # rms error of each coordinate of the stream
         self.off: dict[str, float] = {}  # worst deviation of each field
         self.decoy = 0.0  # worst deviation of decoys
         self.digits: list[tuple[float, ...]] = []  # arguments of worst() for each digit
 
-    def lost(self, path: tuple[str, ...]) -> float:
-        """Logits that errors can take from the margin."""
-        weights, e, lam = self.weights, self.errors, self.knobs.logit_scale
+    def lost(self, path: tuple[str, ...], errors: Errors) -> float:
+        """Logits that ``errors`` can take from the margin."""
+        self._start(errors)
+        weights, e, lam = self.weights, errors, self.knobs.logit_scale
         coordinate = math.sqrt(self.norms.embedding / self.hidden)
         self.stream = coordinate * plus(e.noise / self.knobs.kappa, e.stored)
         if path == ("draft",):
             part = "eh_proj.weight" if ("draft", "eh_proj.weight") in self.tensors else "fc.weight"
-            joined, rms = self.design("draft", part)
-            join = self.read(rms, typical(joined), joined.shape[1] // 2, small=False)
-            self.stream = plus(self.stream, join, join)  # the embedding's half, the hidden state's
+            join = self.read(self.matrix("draft", part), small=False)
+            self.stream = plus(self.stream, join)
         for layer in path:
             self.attend(layer)
             self.think(layer)
-        head = self.read(
-            weights.head_rms, weights.head_gain * math.sqrt(DIGITS), self.hidden, small=False
-        )
+        row = np.full(1, weights.head_gain * math.sqrt(DIGITS))
+        head = self.read(Matrix(row, weights.head_rms, self.hidden), small=False)
         rounded = e.computed * DIGITS * lam  # logits are rounded as well
         logit = SIGMAS * math.sqrt(2) * plus(self.stream, head / lam, rounded / lam)
         return lam * max(worst(*digit, self.decoy, logit) for digit in self.digits)
 
-    def design(self, layer: str, part: str) -> tuple[Floats, float]:
-        """A matrix and its rms."""
+    def _matrix(self, layer: str, part: str) -> Matrix:
         tensor = self.tensors[layer, part]
-        return self.weights.design(tensor.name, tensor.shape)
+        design, rms = self.weights.design(tensor.name, tensor.shape)
+        return Matrix(np.sqrt(np.square(design).sum(axis=1)), rms, tensor.shape[1])
 
-    def read(self, rms: float, length: float, width: int, small: bool = True) -> float:
-        """Rms error of the product of a row of ``length`` with an input of ``width``, rms 1."""
-        e = self.errors
+    def read(self, rows: Matrix, length: float | None = None, small: bool = True) -> float:
+        """Rms error of the product of a row with an input of rms 1.
+
+        The row has the typical length of ``rows`` unless ``length`` is given.
+        """
+        e, size = self.errors, rows.typical if length is None else length
         rounding = (e.stored_small, e.computed_small) if small else (e.stored, e.computed)
-        return plus(e.noise * rms * math.sqrt(width), *(r * length for r in rounding))
+        return plus(e.noise * rows.rms * math.sqrt(rows.width), *(r * size for r in rounding))
 
     def write(self, layer: str, part: str, size: float) -> float:
         """Rms error that a matrix adds to each coordinate, for an input of length ``size``."""
         e = self.errors
-        _, rms = self.design(layer, part)
+        rms = self.matrix(layer, part).rms
         rounding = plus(e.stored_small, e.computed_small) / math.sqrt(self.hidden)
         return plus(e.noise * rms * size, rounding)
 
@@ -138,39 +154,36 @@ class Deviations:
     def attend(self, layer: str) -> None:
         """Deviations of the fields that a layer's attention writes."""
         c, attention = self.config, self.weights.layers[layer].attention
-        heads, rank = c.num_attention_heads, c.kv_lora_rank
-        kv_a, kv_a_rms = self.design(layer, "self_attn.kv_a_proj_with_mqa.weight")
-        q_a, q_a_rms = self.design(layer, "self_attn.q_a_proj.weight")
-        q_b, q_b_rms = self.design(layer, "self_attn.q_b_proj.weight")
-        kv_b, kv_b_rms = self.design(layer, "self_attn.kv_b_proj.weight")
+        rank = c.kv_lora_rank
+        kv_a = self.matrix(layer, "self_attn.kv_a_proj_with_mqa.weight")
+        q_b = self.matrix(layer, "self_attn.q_b_proj.weight")
+        kv_b = self.matrix(layer, "self_attn.kv_b_proj.weight")
         # of each latent dim, for latents of rms 1 after their norm
-        latent = plus(
-            self.read(kv_a_rms, typical(kv_a[:rank]), self.hidden) / LATENT_RMS, self.stream
+        latent = plus(self.read(kv_a[:rank]) / LATENT_RMS, self.stream)
+        query = plus(
+            self.read(self.matrix(layer, "self_attn.q_a_proj.weight")) / LATENT_RMS, self.stream
         )
-        query = plus(self.read(q_a_rms, typical(q_a), self.hidden) / LATENT_RMS, self.stream)
-        rope_key = self.read(kv_a_rms, typical(kv_a[rank:]), self.hidden)
+        rope_key = self.read(kv_a[rank:])
 
-        def made(rows: Floats, rms: float, source: float) -> float:
-            length = typical(rows)
-            return plus(self.read(rms, length, rows.shape[1]), source * length)
+        def made(rows: Matrix, source: float) -> float:
+            return plus(self.read(rows), source * rows.typical)
 
-        queries = q_b.reshape(heads, -1, q_b.shape[1])
-        keys_values = kv_b.reshape(heads, -1, rank)
         written: dict[str, float] = {}
-        nope = c.qk_nope_head_dim
         first = {role.name: head for head, (role, _) in reversed(list(enumerate(attention.heads)))}
         for head in first.values():  # heads of a role differ in the codes that they carry alone
-            role, q, kv = attention.heads[head][0], queries[head], keys_values[head]
+            role = attention.heads[head][0]
+            q, kv = head * c.qk_head_dim, head * (c.qk_nope_head_dim + c.v_head_dim)
+            k, v = kv + c.qk_nope_head_dim, kv + c.qk_nope_head_dim + c.v_head_dim
             logit = self.logit(
                 role,
                 attention,
-                q_nope=made(q[:nope], q_b_rms, query),
-                q_rope=made(q[nope:], q_b_rms, query),
-                k_nope=made(kv[:nope], kv_b_rms, latent),
+                q_nope=made(q_b[q : q + c.qk_nope_head_dim], query),
+                q_rope=made(q_b[q + c.qk_nope_head_dim : q + c.qk_head_dim], query),
+                k_nope=made(kv_b[kv:k], latent),
                 k_rope=rope_key,
             )
-            value = made(kv[nope:], kv_b_rms, latent) / math.sqrt(c.v_head_dim)
-            written[role.target] = self.fetched(role, attention, logit, value)
+            value = made(kv_b[k:v], latent) / math.sqrt(c.v_head_dim)
+            written[role.target] = self.fetched(role, layer, logit, value)
         for target, off in written.items():
             self.off[target] = plus(self.off.get(COPIES.get(target, ""), 0.0), off)
         after = self.norms.draft_mlp if layer == "draft" else self.norms.mlp[int(layer)]
@@ -207,9 +220,9 @@ class Deviations:
             * k_nope,  # the sink's key, the other's
         )
 
-    def fetched(self, role: Role, attention: Attention, logit: float, value: float) -> float:
+    def fetched(self, role: Role, layer: str, logit: float, value: float) -> float:
         """Worst deviation of what a head fetches."""
-        others, shift = self.others(role, attention), math.exp(SIGMAS * logit)
+        others, shift = self.others(role, layer), math.exp(SIGMAS * logit)
         if role.dimmed:
             sink = math.exp(role.kernel.sink)
             gain = 1 + sink
@@ -222,11 +235,11 @@ class Deviations:
             rivals = (others + math.exp(role.kernel.sink)) / math.exp(peak)
         return plus(2 * rivals * shift, SIGMAS * value)
 
-    def others(self, role: Role, attention: Attention) -> float:
-        """Sum of exp(logit) over all distances within the context that a role does not want."""
+    def _others(self, role: Role, layer: str) -> float:
+        # sum of exp(logit) over all distances within the context that a role does not want
         d = np.setdiff1d(np.arange(self.knobs.context), [p for p, _ in role.kernel.peaks])
         angle = np.outer(d, frequencies(self.config))
-        a, b = attention.kernel(role)
+        a, b = self.weights.layers[layer].attention.kernel(role)
         return float(np.exp(np.cos(angle) @ a + np.sin(angle) @ b).sum())
 
     # -- MLPs ------------------------------------------------------------------------------------
@@ -279,30 +292,30 @@ class Deviations:
 
         Neurons that wait for an empty field read all of its codes, so their rows are longest.
         """
-        gate, gate_rms = self.design(layer, f"{prefix}gate_proj.weight")
-        up, up_rms = self.design(layer, f"{prefix}up_proj.weight")
+        gate = self.matrix(layer, f"{prefix}gate_proj.weight")
+        up = self.matrix(layer, f"{prefix}up_proj.weight")
 
         def error(gate_length: float, up_length: float) -> float:
-            reads = self.read(gate_rms, gate_length, self.hidden) / GAIN
             return SIGMAS * plus(
-                plus(reads, math.sqrt(3) * self.stream) / (2 - THRESHOLD),
-                self.read(up_rms, up_length, self.hidden),
+                plus(self.read(gate, gate_length) / GAIN, math.sqrt(3) * self.stream)
+                / (2 - THRESHOLD),
+                self.read(up, up_length),
                 self.stream,
                 2 * self.errors.computed,
             )
 
-        used = lengths(gate) > 0
-        gates, ups = lengths(gate)[used], lengths(up)[used]
-        return error(float(np.median(gates)), float(np.median(ups))), error(gates.max(), ups.max())
+        used = gate.lengths > 0
+        gates, ups = gate.lengths[used], up.lengths[used]
+        usual = error(float(np.median(gates)), float(np.median(ups)))
+        return usual, error(float(gates.max()), float(ups.max()))
 
     def mixing(self, layer: str) -> float:
         """Relative rms error of the weight of an expert."""
         router = self.weights.layers[layer].router
-        matrix, rms = self.design(layer, "mlp.gate.weight")
         logits = np.take_along_axis(router.logits, router.chosen, axis=1)
         scores = np.take_along_axis(router.scores, router.chosen, axis=1)
         error = plus(
-            self.read(rms, typical(matrix), self.hidden, small=False),
+            self.read(self.matrix(layer, "mlp.gate.weight"), small=False),
             float(np.abs(logits).max()) * self.stream,
         )
         return float((1 - scores).max()) * error

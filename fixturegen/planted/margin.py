@@ -38,13 +38,13 @@ def margin(recipe: Recipe) -> Margin:
     lost = []
     for plan in recipe.checkpoints:
         weights = PlantedWeights(recipe, plan)
-        paths = [] if weights.is_draft else [LAYER_NAMES[:3]]
+        deviations = Deviations(weights, plan)
+        paths: list[tuple[str, ...]] = [] if weights.is_draft else [LAYER_NAMES[:3]]
         if weights.is_draft or plan.config.num_nextn_predict_layers:
             paths.append(("draft",))
         for path in paths:
             by_weights, by_all = (
-                Deviations(weights, plan, Errors.of(recipe, computing)).lost(path)
-                for computing in (False, True)
+                deviations.lost(path, Errors.of(recipe, computing)) for computing in (False, True)
             )
             lost.append((by_weights, by_all - by_weights))
     return Margin(
