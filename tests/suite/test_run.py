@@ -219,7 +219,7 @@ def test_full_disk(options: Make, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_reports(options: Make) -> None:
     made = run.run(options("wrong"), print)
     out = options().out
-    assert load(out).to_dict() == json.loads(json.dumps(made.to_dict()))
+    assert json.dumps(load(out).to_dict()) == json.dumps(made.to_dict())
     root = ElementTree.parse(out / "junit.xml").getroot()
     assert len(root.findall(".//testcase")) == len(made.outcomes)
     assert len(root.findall(".//failure")) == 1
