@@ -160,10 +160,11 @@ def environment(run: Run, case: Case) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        "VLLM_CACHE_ROOT": str(run.folder(case).absolute() / "cache"),
         "PYTHONUNBUFFERED": "1",
         **case.env,
     }
+    if case.graphs:  # engines that compile the same thing side by side must not share a cache
+        env["VLLM_CACHE_ROOT"] = str(run.folder(case).absolute() / "cache")
     if not run.machine.on_gpu:
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process: half the time to start
     return env
