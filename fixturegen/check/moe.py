@@ -60,15 +60,33 @@ FLASHINFER_KIND = {
     "masked_gemm": "FLASHINFER_CUTEDSL",
 }
 
-#: Routing methods that TRTLLM's kernel does itself, and since when; for all others vLLM chooses
-#: the experts and TRTLLM only computes them. (bf16 has no such second way: see the rules.)
-FUSED_ROUTING = {
-    "bf16": {"DeepSeekV3": "", "Llama4": "", "Renormalize": "", "RenormalizeNaive": ""}
-    | {"SigmoidRenorm": "", "Sigmoid": "", "Default": ""},
-    "fp8": {"DeepSeekV3": "", "Renormalize": "0.20.2", "RenormalizeNaive": "0.20.2"}
-    | {"SigmoidRenorm": "0.22.1", "Sigmoid": "0.24.0"},
-    "nvfp4": {"DeepSeekV3": "", "Renormalize": "", "RenormalizeNaive": "", "Llama4": ""}
-    | {"SigmoidRenorm": "0.22.1", "Sigmoid": "0.24.0"},
+#: Routing methods that TRTLLM's kernel does itself, with the first release; for all others vLLM
+#: chooses the experts and TRTLLM only computes them. (bf16 has no such second way: see the rules.)
+FUSED_ROUTING: dict[str, dict[str, str | None]] = {
+    "bf16": {
+        "DeepSeekV3": None,
+        "Llama4": None,
+        "Renormalize": None,
+        "RenormalizeNaive": None,
+        "SigmoidRenorm": None,
+        "Sigmoid": None,
+        "Default": None,
+    },
+    "fp8": {
+        "DeepSeekV3": None,
+        "Renormalize": "0.20.2",
+        "RenormalizeNaive": "0.20.2",
+        "SigmoidRenorm": "0.22.1",
+        "Sigmoid": "0.24.0",
+    },
+    "nvfp4": {
+        "DeepSeekV3": None,
+        "Llama4": None,
+        "Renormalize": None,
+        "RenormalizeNaive": None,
+        "SigmoidRenorm": "0.22.1",
+        "Sigmoid": "0.24.0",
+    },
 }
 
 
@@ -117,7 +135,8 @@ def derive(config: ModelConfig, target: Target, part: str = "target") -> Derived
     selection = select(candidate, names, asked, target, others=others)
     inputs: list[KernelInput] = [*selection.checked]
     if selection.name not in ("none", "unknown"):
-        kernel = routing_kernel(selection.name, scheme, method, routing.bias, target.vllm)
+        (chosen,) = selection.checked
+        kernel = routing_kernel(chosen, routing.bias, target.vllm)
         grouped = method == "DeepSeekV3"
         inputs.append(dataclasses.replace(routing, backend=kernel, grouped=grouped))
     return Derived(
@@ -165,12 +184,14 @@ def routing_method(config: ModelConfig, vllm: str) -> str:
     return "SigmoidRenorm" if norm and since["0.22.1"] else "Unspecified"
 
 
-def routing_kernel(backend: str, scheme: str, method: str, bias: bool, vllm: str) -> str:
-    """Which routing kernel runs before or inside a MoE backend."""
-    since = FUSED_ROUTING[scheme].get(method)
-    if backend == "FLASHINFER_TRTLLM" and since is not None and within(vllm, since or None, None):
-        return "trtllm"
-    return "vllm" if bias else "torch"
+def routing_kernel(x: MoE, bias: bool, vllm: str) -> str:
+    """Which routing kernel runs before or inside the chosen MoE backend."""
+    methods = FUSED_ROUTING[x.scheme]
+    fused = x.backend == "FLASHINFER_TRTLLM" and x.routing in methods
+    fused = fused and within(vllm, methods[x.routing], None)
+    if x.dtype == "float16" and x.scheme != "bf16" and within(vllm, "0.24.0", None):
+        fused = False  # the fused classes want router logits in bfloat16 or float32
+    return "trtllm" if fused else "vllm" if bias else "torch"
 
 
 def asked_backend(scheme: str, target: Target) -> str:

@@ -103,7 +103,7 @@ def moe_config(question: dict) -> object:
         "activation": config.MoEActivation.SILU,
         "device": "cpu",
         "routing_method": router(question).routing_method_type,
-        "in_dtype": torch.bfloat16,
+        "in_dtype": getattr(torch, question["dtype"]),
         "moe_backend": question["backend"],
         "max_num_tokens": 256,
     }
@@ -152,8 +152,8 @@ def oracle(name: str) -> types.ModuleType:
     return importlib.import_module(f"vllm.model_executor.layers.fused_moe.oracle.{name}")
 
 
-def answer(question: dict) -> dict[str, str]:
-    """Names of the router class, routing method and MoE backend, or the oracle's error."""
+def answer(question: dict) -> dict[str, object]:
+    """Router class, routing method, MoE backend (or the oracle's error), and who routes."""
     global CAPABILITY
     CAPABILITY = tuple(question["capability"])
     for variable in [v for v in os.environ if v.startswith(("VLLM_USE", "VLLM_MOE", "VLLM_TEST"))]:
@@ -184,14 +184,16 @@ def answer(question: dict) -> dict[str, str]:
             keys["weight_key"] = fp8_weight_key(config, keys)
         chosen = select(config, **keys)
     except (ValueError, NotImplementedError) as error:
-        backend = f"error: {error}"
+        backend, kernel = f"error: {error}", None
     else:
-        backend = (chosen[0] if isinstance(chosen, tuple) else chosen).name
+        chosen, kernel = chosen if isinstance(chosen, tuple) else (chosen, None)
+        backend = chosen.name
     made = router(question)
     return {
         "router": type(made).__name__,
         "routing": made.routing_method_type.name,
         "backend": backend,
+        "fused_routing": kernel.is_monolithic() if kernel is not None else None,
     }
 
 
@@ -211,7 +213,7 @@ def fp8_weight_key(config: object, keys: dict) -> object:
     return quant_utils.create_fp8_quant_key(static=True, group_shape=group)
 
 
-def answers(questions: list[dict]) -> Iterator[dict[str, str]]:
+def answers(questions: list[dict]) -> Iterator[dict[str, object]]:
     stub_packages()
     import vllm.envs  # noqa: F401
 

@@ -16,6 +16,7 @@ from sources import vllm_source
 
 from fixturegen.check import moe, releases
 from fixturegen.check.catalogue import broken
+from fixturegen.check.inputs import Routing
 from fixturegen.check.target import GPUS, Target
 from fixturegen.config import ModelConfig, Quantization
 
@@ -63,6 +64,8 @@ def cases(version: str) -> Iterator[tuple[ModelConfig, Target]]:
                     yield base, dataclasses.replace(target, moe=asked, ep=ep, tp=ep)
             for env in ENVIRONMENTS:
                 yield base, dataclasses.replace(target, env=tuple(env.items()))
+        for dtype in ("float16", "float32"):
+            yield dataclasses.replace(base, dtype=dtype), Target(vllm=version)
         for router in ROUTERS:
             config = dataclasses.replace(base, **router)
             for gpu in ("sm90", "sm100"):
@@ -90,6 +93,7 @@ def question(config: ModelConfig, target: Target) -> dict[str, object]:
         "backend": target.moe,
         "ep": target.ep,
         "tp": target.tp,
+        "dtype": config.dtype,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.moe_intermediate_size // (target.tp if target.ep == 1 else 1),
         "n_routed_experts": config.n_routed_experts,
@@ -106,7 +110,7 @@ def question(config: ModelConfig, target: Target) -> dict[str, object]:
 @pytest.mark.slow
 @pytest.mark.parametrize("version", releases.VLLM)
 def test_oracle(version: str) -> None:
-    """Backend and routing method, for every question."""
+    """Backend, routing method and who does the routing, for every question."""
     asked = list(cases(version))
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "PYTHON"))}
     run = subprocess.run(
@@ -130,6 +134,10 @@ def test_oracle(version: str) -> None:
             refused = [r.id for x in derived.inputs for r in broken(x, target)]
             ours = "none" if "fp8-moe-blocks" in refused else ours
         method = moe.routing_method(config, version)
+        if real == "FLASHINFER_TRTLLM" and answer["fused_routing"] is not None:
+            kernels = [x.backend for x in derived.inputs if isinstance(x, Routing)]
+            if (kernels == ["trtllm"]) is not answer["fused_routing"]:
+                wrong.append((str(target), question(config, target), answer, kernels, method))
         if real != ours or answer["routing"] != method:
             wrong.append((str(target), question(config, target), answer, ours, method))
         chosen[real] += 1
