@@ -1,0 +1,248 @@
+"""Every command and example in the README and the documentation is executed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.ship.fakehub import WRITE_TOKEN, FakeHub
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+#: Generated, held against the code by test_generated_pages_are_current or by tests/check.
+GENERATED = {"rules.md", "cli.md", "api.md", "recipe-keys.md"}
+
+#: Commands that other tests execute, with the test (or CI step) that does.
+ELSEWHERE = {
+    r"make (fixtures|test|lint|suite|upload|docs)": ".ci/run, tests/ship/test_make.py",
+    r"pip install fixturegen pytest": "tests/ship/test_wheel.py",
+    r"fixturegen suite\b(?!.*--dry-run)": "tests/suite, with --dry-run here",
+    r"fixturegen verify .*--load vllm": "tests/core/test_engines.py",
+    r"fixturegen measure\b": "tests/measure",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    language: str
+    title: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def commands(self) -> list[str]:
+        """What a reader would type: after prompts in a console block, each line of a shell one."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        if self.language == "console":
+            return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        return [line for line in lines if line.strip() and not line.startswith("#")]
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    pattern = r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$'
+    text = page.read_text(encoding="utf-8")
+    for match in re.finditer(pattern, text, re.MULTILINE | re.DOTALL):
+        line = text[: match.start()].count("\n") + 1
+        yield Block(page, line, match[1], match[2] or "", match[3])
+
+
+ALL = [block for page in PAGES if page.name not in GENERATED for block in blocks(page)]
+SHELL = ("console", "bash", "sh")
+#: The tutorial starts with an installation, so tests/ship/test_wheel.py runs it in an empty one.
+HERE = [page for page in PAGES if page.name not in {*GENERATED, "tutorial.md"}]
+
+
+def elsewhere(command: str) -> str | None:
+    return next((where for pattern, where in ELSEWHERE.items() if re.match(pattern, command)), None)
+
+
+@pytest.fixture
+def reader(fakehub: FakeHub, tmp_path: Path, fixtures: Path) -> dict[str, str]:
+    """The environment of a reader: our commands, a cache, a hub; fixtures/ in the folder."""
+    (tmp_path / "fixtures").mkdir()
+    for checkpoint in fixtures.iterdir():
+        (tmp_path / "fixtures" / checkpoint.name).symlink_to(checkpoint)
+    return os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HF_ENDPOINT": fakehub.endpoint,
+        "HF_TOKEN": WRITE_TOKEN,
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_HUB_DISABLE_XET": "1",
+        "FIXTUREGEN_CACHE": str(tmp_path / "cache"),
+    }
+
+
+def test_there_is_something_to_run() -> None:
+    commands = [c for block in ALL if block.language in SHELL for c in block.commands]
+    assert len(commands) > 30
+    verbs = {shlex.split(c)[1] for c in commands if c.startswith("fixturegen ")}
+    assert verbs >= {
+        "list",
+        "build",
+        "inspect",
+        "verify",
+        "check",
+        "rules",
+        "oracle",
+        "push",
+        "pull",
+    }
+
+
+@pytest.mark.parametrize("page", [p.relative_to(ROOT).as_posix() for p in HERE])
+def test_commands(page: str, reader: dict[str, str], tmp_path: Path) -> None:
+    """The commands of one page, in order, in one folder."""
+    for block in blocks(ROOT / page):
+        if block.title:
+            (tmp_path / block.title).write_text(block.text, encoding="utf-8")
+        if block.language not in SHELL:
+            continue
+        for command in block.commands:
+            if re.match(r"fixturegen suite (?!compare)", command):
+                command = re.sub(r"(\s#.*)?$", " --dry-run", command, count=1)
+            elif elsewhere(command):
+                continue
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", command],
+                cwd=tmp_path,
+                env=reader,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            said = f"{block}\n$ {command}\n{done.stdout}{done.stderr}"
+            assert done.returncode == 0, said
+            assert "Traceback" not in done.stderr, said
+
+
+def is_test(block: Block) -> bool:
+    return "def test_" in block.text
+
+
+PYTHON = [block for block in ALL if block.language == "python"]
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_python_compiles(block: Block) -> None:
+    compile(block.text, str(block), "exec")
+
+
+@pytest.mark.parametrize(
+    "block",
+    [b for b in PYTHON if is_test(b) and "vllm" not in b.text and b.page.name != "tutorial.md"],
+    ids=str,
+)
+def test_example_tests_pass(block: Block, reader: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "test_example.py").write_text(block.text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "test_example.py"],
+        cwd=tmp_path,
+        env=reader,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_the_tutorials_vllm_test_passes(reader: dict[str, str], tmp_path: Path) -> None:
+    """A test file written as its users write them, on a real engine."""
+    (block,) = [b for b in PYTHON if b.page.name == "tutorial.md" and "import vllm" in b.text]
+    (tmp_path / "test_example.py").write_text(block.text, encoding="utf-8")
+    env = reader | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--fixturegen-offline", "test_example.py"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_expected_json_self_test(tmp_path: Path) -> None:
+    """The self-test that other engines are told to write: right answers pass, a wrong one fails."""
+    from fixturegen import Oracle, build, load_recipe
+
+    (block,) = [b for b in PYTHON if b.title == "self_test.py"]
+    scope: dict[str, object] = {}
+    exec(compile(block.text, str(block), "exec"), scope)
+    self_test = scope["self_test"]
+    assert callable(self_test)
+    path = build(load_recipe("deepseek-v3-mtp"), tmp_path / "mtp").path
+    oracle = Oracle.load(path)
+    self_test(path, lambda prompt, count: oracle.continuation([prompt], count)[0])
+    with pytest.raises(AssertionError, match="prompt 0, position 5"):
+        self_test(
+            path,
+            lambda prompt, count: [
+                token + (i == 5) for i, token in enumerate(oracle.continuation([prompt], count)[0])
+            ],
+        )
+
+
+@pytest.mark.parametrize("block", [b for b in ALL if b.language == "yaml"], ids=str)
+def test_yaml_parses(block: Block) -> None:
+    assert yaml.safe_load(block.text)
+
+
+@pytest.mark.parametrize("page", [p.relative_to(ROOT).as_posix() for p in PAGES])
+def test_links_lead_somewhere(page: str) -> None:
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not re.match(r"https?://|#|mailto:", link):
+            assert ((ROOT / page).parent / link.partition("#")[0]).exists(), link
+
+
+def test_generated_pages_are_current() -> None:
+    code = "import json, docs.generate as g; print(json.dumps(g.pages()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for path, text in yaml.safe_load(done.stdout).items():
+        assert (ROOT / "docs" / path).read_text(encoding="utf-8") == text, (
+            f"docs/{path} is out of date: run python docs/generate.py"
+        )
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        name = page.relative_to(ROOT / "docs").as_posix()
+        if not name.startswith("results/"):
+            assert f"- {name}\n" in text + "\n", f"{name} is not in mkdocs.yml"
+
+
+@pytest.mark.slow
+def test_site_builds_offline(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="mkdocs-material is not installed; see make docs")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ
+        | {"NO_MKDOCS_2_WARNING": "1", "HTTP_PROXY": "http://127.0.0.1:9"}
+        | {"HTTPS_PROXY": "http://127.0.0.1:9"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > 20
+    fetched = re.compile(r"<(?:script|link|img)[^>]+(?:src|href)=\"?https?://(?!example)")
+    for page in pages:
+        assert not fetched.search(page.read_text(encoding="utf-8")), f"{page} fetches something"
