@@ -1,0 +1,1 @@
+"""Margins and fault detection of a checkpoint, measured with transformers."""
