@@ -111,6 +111,9 @@ def derive(config: ModelConfig, target: Target, part: str = "target") -> Derived
         # the engine refuses to build such a router, so nothing after it is reached
         router = dataclasses.replace(routing, backend="none")
         return Derived(choices={"moe": "none"}, inputs=(router,))
+    if target.gpu == "cpu" and scheme != "bf16":
+        text = f"MoE weights in {scheme} on a CPU are not covered"
+        return Derived(choices={"moe": "unknown"}, inputs=(), unknown=(text,))
     if target.gpu == "cpu":
         router = dataclasses.replace(routing, backend="cpu")
         return Derived(choices={"moe": "CPU"}, inputs=(router,))

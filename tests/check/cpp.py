@@ -63,7 +63,11 @@ def python(expression: str) -> str:
     """The expression in Python; operands are non-negative integers."""
     text = re.sub(r"static_cast<[^<>]*>\s*\(([^()]*)\)", r"(\1)", expression)
     text = re.sub(r"\b(?:args|this)->|\bdata\.", "", text)
-    text = text.replace("RoutingMethodType::", "RoutingMethodType_").replace("vllm::moe::", "")
+    text = (
+        text.replace("RoutingMethodType::", "RoutingMethodType_")
+        .replace("vllm::moe::", "")
+        .replace("marlin::", "")
+    )
     text = re.sub(r"std::max\(\{([^{}]*)\}\)", r"max(\1)", text)
     text = text.replace("nullptr", "None").replace("&&", " and ").replace("||", " or ")
     text = re.sub(r"!(?!=)", " not ", text).replace("/", "//")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import cpp
 import pytest
 from python_source import compiled, condition, function
 from sources import vllm_source
@@ -283,3 +284,32 @@ def test_nvfp4_expert_widths(version: str) -> None:
         x = MoE(scheme="nvfp4", intermediate_size=width)
         ours = [r.id for r in broken(x, target) if r.id == "nvfp4-trtllm-width"]
         assert bool(ours) is (2 * padded % 128 != 0), (version, width)
+
+
+@every_vllm
+def test_marlin_tiles(version: str) -> None:
+    """The repacking kernel's checks, run from its source, and whether vLLM pads before it."""
+    root = vllm_source(version)
+    path = next(iter(sorted((root / "csrc").rglob("gptq_marlin_repack.cu"))))
+    header = path.with_name("marlin.cuh").read_text()
+    assert "tile_k_size = tile_size;" in header and "tile_n_size = tile_k_size * 4;" in header
+    tile = cpp.constants(header)["tile_size"]
+    checks = cpp.function(path.read_text(), r"\bTensor gptq_marlin_repack\([^{;]*\) \{")
+    utils = (root / f"{LAYERS}/quantization/utils/marlin_utils_fp8.py").read_text()
+    padded = "marlin_padded_nk" in ast.unparse(function(utils, "prepare_fp8_layer_for_marlin"))
+    target = Target(vllm=version, gpu="sm80")
+
+    def refused(rows: int, width: int) -> bool:
+        values = {"size_n": rows, "size_k": width, "tile_k_size": tile, "tile_n_size": 4 * tile}
+        met = cpp.walk(checks, values)
+        tiles = [c for c in met.passed + met.failed if "tile_" in c]
+        assert sorted(tiles) == ["size_k % tile_k_size == 0", "size_n % tile_n_size == 0"]
+        return any("tile_" in c for c in met.failed)
+
+    for rows, width in itertools.product(range(16, 200, 8), range(8, 200, 8)):
+        x = Linear(output_sizes=(rows,), input_size=width)
+        ours = [r.id for r in broken(x, target) if r.id == "fp8-marlin-linear"]
+        assert bool(ours) is (refused(rows, width) and not padded), x
+    rule = catalogue()["fp8-moe-marlin-hidden"]
+    for hidden in range(64, 700, 16):
+        assert rule.holds(MoE(backend="MARLIN", hidden_size=hidden)) is not refused(hidden, 512)

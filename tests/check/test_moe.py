@@ -112,6 +112,7 @@ def test_unknown() -> None:
     """A backend or a weight format that the catalogue has not read is never "fine"."""
     assert moe.derive(FP8, Target(moe="humming")).choices == {"moe": "unknown"}
     assert moe.derive(FP8, Target(moe="humming")).unknown
+    assert moe.derive(FP8, Target(gpu="cpu")).unknown
     odd = dataclasses.replace(FP8, quantization=Quantization(weight_block_size=(64, 64)))
     assert moe.derive(odd, Target()).unknown and linears.derive(odd, Target()).unknown
 

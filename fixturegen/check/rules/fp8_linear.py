@@ -248,3 +248,30 @@ def fp8_deepgemm_linear(x: Linear) -> bool:
     Production's `fused_qkv_a_proj`, 2112 rows, is on the grid. The dtype must be bfloat16.
     """
     return sum(x.output_sizes) % 64 == 0 and x.input_size % 128 == 0
+
+
+@rule(
+    id="fp8-marlin-linear",
+    title="MARLIN takes FP8 linear layers in tiles of 64 rows and 16 columns",
+    where=Where(until="0.22.1", inputs={"scheme": "fp8"}, gpus=("sm80", "sm86")),
+    otherwise=Rejected(r"size_[nk] = \d+ is not divisible by tile_[nk]_size"),
+    source=Source("vllm", "csrc/quantization/marlin/gptq_marlin_repack.cu", "gptq_marlin_repack"),
+    cases=cases(
+        Linear(),
+        holds=[{"output_sizes": (1536, 576)}],
+        breaks=[{"output_sizes": (32,)}],
+        at_limit=[{"output_sizes": (64,)}, {"input_size": 16}],
+        past_limit=[
+            {"output_sizes": (63,)},
+            {"output_sizes": (65,)},
+            {"input_size": 15},
+            {"input_size": 17},
+        ],
+    ),
+)
+def fp8_marlin_linear(x: Linear) -> bool:
+    """GPUs without FP8 tensor cores unpack the weights as they multiply.
+
+    From 0.24.0 vLLM pads the tiles with zeros.
+    """
+    return sum(x.output_sizes) % 64 == 0 and x.input_size % 16 == 0

@@ -230,6 +230,24 @@ def fp8_moe_deepgemm_aligned(x: MoE) -> bool:
 
 
 @rule(
+    id="fp8-moe-marlin-hidden",
+    title="FP8 experts on MARLIN want a hidden size that 64 divides",
+    where=Where(backends=("MARLIN",), inputs={"scheme": "fp8"}),
+    otherwise=Rejected(r"size_n = \d+ is not divisible by tile_n_size"),
+    source=Source("vllm", "csrc/quantization/marlin/gptq_marlin_repack.cu", "gptq_marlin_repack"),
+    cases=cases(
+        MoE(backend="MARLIN"),
+        breaks=[{"hidden_size": 96}],
+        at_limit=[{"hidden_size": 64}],
+        past_limit=[{"hidden_size": 63}, {"hidden_size": 65}],
+    ),
+)
+def fp8_moe_marlin_hidden(x: MoE) -> bool:
+    """The rows of the down projection. The width is on the 128 grid: `fp8-moe-blocks`."""
+    return x.hidden_size % 64 == 0
+
+
+@rule(
     id="nvfp4-trtllm-width",
     title="NVFP4 on FLASHINFER_TRTLLM wants expert widths that 64 divides",
     where=Where(until="0.24.0", backends=("FLASHINFER_TRTLLM",), inputs={"scheme": "nvfp4"}),
