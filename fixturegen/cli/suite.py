@@ -6,11 +6,15 @@ import shlex
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from fixturegen.cli.tables import table
 from fixturegen.errors import FixturegenError
+
+if TYPE_CHECKING:
+    from fixturegen.suite.report import Report
 
 _ON_OFF = {"on": (True,), "off": (False,), "both": (True, False)}
 _MODES = {"eager": (False,), "graphs": (True,), "both": (False, True)}
@@ -153,11 +157,10 @@ def _numbers(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _print(report: object, out: Path) -> None:
+def _print(report: Report, out: Path) -> None:
     from fixturegen.suite.outcome import NOT_RUN
-    from fixturegen.suite.report import HTML, Report, result
+    from fixturegen.suite.report import HTML, result
 
-    assert isinstance(report, Report)
     ran = [o for o in report.outcomes if o.status != NOT_RUN]
     rows = [["CASE", "STATUS", "S", "RESULT"]]
     rows += [[o.id, o.status, f"{o.seconds:.0f}", result(o)[:80]] for o in ran]

@@ -9,7 +9,7 @@ from fixturegen.suite.outcome import ERROR, FAILED, NOT_RUN, PASSED, Outcome
 from fixturegen.suite.report import Report
 
 #: Measured values that a reader wants to see change.
-_WATCHED = ("equal_share", "acceptance_length", "accepted_per_pos", "matches")
+_WATCHED = ("equal_share", "acceptance_length", "accepted_per_pos", "equal")
 
 
 def compare(old: Report, new: Report) -> list[str]:

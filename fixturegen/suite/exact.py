@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from fixturegen.suite.cases import Case
 from fixturegen.suite.diagnosis import Difference
 from fixturegen.suite.fixtures import Fixture
 from fixturegen.suite.jobs import Ended, Job
-from fixturegen.suite.machine import Machine, python
+from fixturegen.suite.machine import Machine
 from fixturegen.suite.outcome import ERROR, FAILED, NOT_RUN, PASSED, Failure, Outcome
 from fixturegen.suite.prediction import Prediction
 from fixturegen.suite.scenarios import (
@@ -33,7 +34,7 @@ from fixturegen.suite.worker import STEP, write_json
 #: KV cache of one engine. All prompts of a scenario fit, so that nothing is preempted.
 KV_CACHE_BYTES = 2 * 2**30
 
-WORKER = (*python(), "-m", "fixturegen.suite.worker")
+WORKER = (sys.executable, "-m", "fixturegen.suite.worker")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -99,8 +98,3 @@ def _nvidia_smi() -> list[tuple[str, str, str]]:
         return []
     rows = [tuple(cell.strip() for cell in line.split(",")) for line in done.stdout.splitlines()]
     return [(row[0], row[1], row[2]) for row in rows if len(row) == 3]
-
-
-def python() -> list[str]:
-    """The command of an interpreter like this one."""
-    return [sys.executable]

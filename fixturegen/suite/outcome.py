@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fixturegen.suite.diagnosis import PLACES
+
 PASSED, FAILED, ERROR, NOT_RUN = "passed", "failed", "error", "not run"
 STATUSES = (PASSED, FAILED, ERROR, NOT_RUN)
 
@@ -19,6 +21,11 @@ class Failure:
     message: str
     #: Part of the engine, of :data:`fixturegen.suite.diagnosis.PLACES`.
     place: str = ""
+
+    @property
+    def explained(self) -> str:
+        """The place, and what a fault there may be."""
+        return f"{self.place}: {PLACES[self.place]}" if self.place in PLACES else self.place
 
 
 @dataclass(frozen=True, kw_only=True)

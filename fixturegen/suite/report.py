@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -186,7 +186,7 @@ def markdown(report: Report) -> str:
     failed = [o for o in ran if o.failures]
     for outcome in failed:
         lines += ["", f"**{outcome.id}**", ""]
-        lines += [f"- {f.scenario}: {f.message} [{f.place}]" for f in outcome.failures]
+        lines += [f"- {f.scenario}: {f.message} ({f.explained})" for f in outcome.failures]
         lines += ["", f"    {outcome.command}"]
     if left:
         lines += ["", f"<details><summary>{len(left)} not run</summary>", ""]
@@ -238,7 +238,7 @@ def _junit_case(parent: ElementTree.Element, outcome: Outcome) -> None:
     if tag:
         element = ElementTree.SubElement(case, tag, message=_printable(result(outcome)))
         element.text = _printable(
-            "\n".join(f"{f.scenario}: {f.message} [{f.place}]" for f in outcome.failures)
+            "\n".join(f"{f.scenario}: {f.message} ({f.explained})" for f in outcome.failures)
         )
 
 
@@ -266,9 +266,3 @@ def html(report: Report) -> str:
             prediction=prediction,
         )
     )
-
-
-def totals(outcomes: Sequence[Outcome]) -> str:
-    """``"12 passed, 1 failed"`` of some outcomes."""
-    found = Counter(o.status for o in outcomes)
-    return ", ".join(f"{found[s]} {s}" for s in STATUSES if found[s])

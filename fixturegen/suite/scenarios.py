@@ -7,7 +7,6 @@ the earlier ones left behind (KV blocks, prefix cache).
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: Engine limits of every case. The token budget is below the longest prompt: prefill is chunked.
@@ -92,9 +91,3 @@ def scenarios(
             )
         )
     return found
-
-
-def lengths(prompts: Sequence[Sequence[int]]) -> str:
-    """``"2 to 60"``."""
-    sizes = [len(p) for p in prompts]
-    return f"{min(sizes)} to {max(sizes)}"

@@ -6,13 +6,14 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import platformdirs
 
 from fixturegen.errors import EngineError
-from fixturegen.suite.machine import python, release
+from fixturegen.suite.machine import release
 
 
 def tests_folder(version: str, given: Path | None) -> Path:
@@ -63,7 +64,14 @@ def _fetch(version: str, cached: Path) -> None:
     """
     cached.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cached.parent) as scratch:
-        command = [*python(), "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+        ]
         command += ["--no-deps", "--no-binary", "vllm", "--no-build-isolation", "--no-clean"]
         command += ["--dest", scratch, f"vllm=={version}"]
         done = subprocess.run(

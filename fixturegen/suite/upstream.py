@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from fixturegen.suite import gsm8k, hubcache, lift, sources
 from fixturegen.suite.cases import LISTED_GPUS, Case
 from fixturegen.suite.fixtures import Fixture
 from fixturegen.suite.jobs import Ended, Job
-from fixturegen.suite.machine import Machine, python
+from fixturegen.suite.machine import Machine
 from fixturegen.suite.outcome import ERROR, FAILED, NOT_RUN, PASSED, Failure, Outcome
 from fixturegen.suite.prediction import Prediction, predict
 
@@ -181,7 +182,7 @@ def _collected(folder: Path, models: Iterable[str]) -> tuple[list[dict[str, Any]
 
 
 def _pytest() -> list[str]:
-    return [*python(), "-m", "pytest", "-p", "no:cacheprovider", "-p", lift.__name__]
+    return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", lift.__name__]
 
 
 def _environment(folder: Path, selection: str, collected: Path) -> dict[str, str]:
