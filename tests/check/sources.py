@@ -7,7 +7,6 @@ the test is skipped with the reason, except in CI (``CI`` is set), where it fail
 
 from __future__ import annotations
 
-import functools
 import io
 import os
 import tarfile
@@ -34,10 +33,15 @@ def cache() -> Path:
 
 def vllm_source(version: str) -> Path:
     """The unpacked source release of vLLM: Python, CUDA and C++ files."""
-    folder = cache() / f"vllm-{version}"
+    return source("vllm", version)
+
+
+def source(package: str, version: str) -> Path:
+    """The unpacked source release of a package: Python, CUDA and C++ files."""
+    folder = cache() / f"{package}-{version}"
     with FileLock(_lock(folder)):
         if not (folder / ".complete").exists():
-            with _reachable(f"vllm {version}"), _open("vllm", version, source=True) as file:
+            with _reachable(f"{package} {version}"), _open(package, version, source=True) as file:
                 _unpack(file, folder)
             (folder / ".complete").touch()
     return folder

@@ -164,7 +164,7 @@ def flashinfer_mla_nope(x: MLADecode) -> bool:
 @rule(
     id="flashinfer-mla-dims",
     title="FlashInfer's MLA decode takes latents (512, 64) and (256, 64)",
-    where=Where(backends=("FLASHINFER_MLA",), until="0.30.0"),
+    where=Where(backends=("FLASHINFER_MLA",), until="0.28.0"),
     otherwise=Rejected("Unsupported MLA dimensions, got kv_lora_rank="),
     source=Source("flashinfer-python", "flashinfer/mla.py", "_check_trtllm_gen_mla_shape"),
     cases=cases(
@@ -191,7 +191,7 @@ def flashinfer_mla_dims(x: MLADecode) -> bool:
     id="flashinfer-mla-dims-nope",
     variant_of="flashinfer-mla-dims",
     title="FlashInfer's MLA decode takes latents (512, 64), (256, 64) and (512, 0)",
-    where=Where(backends=("FLASHINFER_MLA",), since="0.32.0"),
+    where=Where(backends=("FLASHINFER_MLA",), since="0.30.0"),
     otherwise=Rejected("Unsupported MLA dimensions"),
     source=Source("flashinfer-python", "flashinfer/mla/_core.py", "_check_trtllm_gen_mla_shape"),
     cases=cases(
@@ -214,7 +214,7 @@ def flashinfer_mla_dims(x: MLADecode) -> bool:
     ),
 )
 def flashinfer_mla_dims_nope(x: MLADecode) -> bool:
-    """As `flashinfer-mla-dims`, with latents that carry no rotary part added in FlashInfer 0.7."""
+    """As `flashinfer-mla-dims`, with latents that carry no rotary part added (FlashInfer 0.6.18)."""
     return (x.kv_lora_rank in (256, 512) and x.qk_rope_head_dim == 64) or (
         x.kv_lora_rank == 512 and x.qk_rope_head_dim == 0
     )
