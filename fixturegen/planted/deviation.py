@@ -310,7 +310,7 @@ class Deviations:
         return usual, error(float(gates.max()), float(ups.max()))
 
     def mixing(self, layer: str) -> float:
-        """Relative rms error of the weight of an expert."""
+        """Relative rms error of the weight of an expert; infinite when the choice may flip."""
         router = self.weights.layers[layer].router
         logits = np.take_along_axis(router.logits, router.chosen, axis=1)
         scores = np.take_along_axis(router.scores, router.chosen, axis=1)
@@ -318,6 +318,9 @@ class Deviations:
             self.read(self.matrix(layer, "mlp.gate.weight"), small=False),
             float(np.abs(logits).max()) * self.stream,
         )
+        # the slope of a sigmoid is 1/4 at most; a choice compares two scores
+        if SIGMAS * math.sqrt(2) * error / 4 >= router.margin():
+            return math.inf
         return float((1 - scores).max()) * error
 
     def spread(self, layer: str, sizes: dict[str, float]) -> None:

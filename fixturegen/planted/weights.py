@@ -254,6 +254,9 @@ class _Layer:
         return Router(self.config, w.knobs.num_classes, w.draws, self.name)
 
     def _expert_of(self, expert: int) -> Neurons:
+        chosen = self.router.chosen
+        if expert not in chosen:  # more experts than places: idle ones repeat others
+            expert = int(chosen.flat[expert % chosen.size])
         return self.weights.lookups.expert(self.name, self.router, expert)
 
     @cached_property

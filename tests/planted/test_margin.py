@@ -1,0 +1,57 @@
+"""The derived margin and the refusal to claim what cannot be kept."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fixturegen import build, load_recipe
+from fixturegen.errors import RecipeError
+from fixturegen.planted import extra_files
+from fixturegen.planted.deviation import worst
+from fixturegen.planted.margin import guaranteed_margin, margin
+
+
+def test_shipped_recipes_have_a_margin_several_times_their_rounding():
+    m = margin(load_recipe("deepseek-v3-mtp"))
+    assert m.nominal == pytest.approx(8)
+    assert m.guaranteed > 4 and (m.nominal - m.weights) / m.rounding > 4
+    for name in ("deepseek-v3-eagle", "deepseek-v3-mtp-fp8"):
+        assert guaranteed_margin(load_recipe(name)) > 0
+
+
+def test_margin_falls_with_noise_and_rounding():
+    def of(*overrides: str, name: str = "deepseek-v3-mtp") -> float:
+        return margin(load_recipe(name, overrides)).guaranteed
+
+    assert of("noise=0") > of("noise=0.005") > of() > of("noise=0.015")
+    assert of("dtype=float16") > of()
+    assert of(name="deepseek-v3-mtp-fp8") < of("hidden_size=512")
+
+
+def test_a_margin_that_cannot_be_kept_is_not_claimed(tmp_path):
+    recipe = load_recipe("deepseek-v3-mtp", ["noise=0.02"])
+    with pytest.raises(RecipeError, match=r"no margin can be guaranteed: .* lower planted\.noise"):
+        build(recipe, tmp_path / "x", check=False)
+    assert not (tmp_path / "x").exists()
+
+
+def test_worst_is_the_largest_on_the_ball():
+    import numpy as np
+
+    t = np.linspace(0, np.pi / 2, 100_001)
+    for squared, linear in ((1.0, 0.5), (0.2, 1.0), (1.0, 1.9), (0.0, 0.3)):
+        there = (squared * np.cos(t) ** 2 + linear * np.sin(t)).max()
+        assert worst(squared, linear) == pytest.approx(there, abs=1e-8)
+
+
+def test_expected_json_holds_golden_prompts():
+    recipe = load_recipe("deepseek-v3-mtp")
+    data = json.loads(extra_files(recipe, recipe.checkpoints[0])["expected.json"])
+    assert data["guaranteed_margin"] == guaranteed_margin(recipe)
+    assert all(len(p["output_ids"]) == data["max_tokens"] for p in data["prompts"])
+    for k in "123":
+        counters = data["speculation"][k]
+        assert sum(counters["accepted_per_position"]) == counters["accepted_tokens"]
+        assert counters["draft_tokens"] == int(k) * counters["drafts"] > 0
