@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fixturegen.errors import RecipeError
 from fixturegen.planted.attention import KEY, LATENT_RMS, Attention, Role
 from fixturegen.planted.fields import Floats
 from fixturegen.planted.function import DIGITS
@@ -310,7 +311,10 @@ class Deviations:
         return usual, error(float(gates.max()), float(ups.max()))
 
     def mixing(self, layer: str) -> float:
-        """Relative rms error of the weight of an expert; infinite when the choice may flip."""
+        """Relative rms error of the weight of an expert.
+
+        Raises RecipeError when errors may change the choice of experts.
+        """
         router = self.weights.layers[layer].router
         logits = np.take_along_axis(router.logits, router.chosen, axis=1)
         scores = np.take_along_axis(router.scores, router.chosen, axis=1)
@@ -320,7 +324,11 @@ class Deviations:
         )
         # the slope of a sigmoid is 1/4 at most; a choice compares two scores
         if SIGMAS * math.sqrt(2) * error / 4 >= router.margin():
-            return math.inf
+            recipe = self.weights.recipe
+            raise RecipeError(
+                f"{recipe.name}: no margin can be guaranteed: errors may change the choice of "
+                f"experts in layer {layer}; lower planted.noise ({recipe.planted.noise:g})"
+            )
         return float((1 - scores).max()) * error
 
     def spread(self, layer: str, sizes: dict[str, float]) -> None:

@@ -31,10 +31,13 @@ def test_margin_falls_with_noise_and_rounding():
 
 
 def test_a_margin_that_cannot_be_kept_is_not_claimed(tmp_path):
-    recipe = load_recipe("deepseek-v3-mtp", ["noise=0.02"])
-    with pytest.raises(RecipeError, match=r"no margin can be guaranteed: .* lower planted\.noise"):
-        build(recipe, tmp_path / "x", check=False)
+    small = load_recipe("deepseek-v3-mtp", ["noise=0.018"])
+    with pytest.raises(RecipeError, match=r"of 8\.0 logits, weights may take .* and rounding"):
+        build(small, tmp_path / "x", check=False)
     assert not (tmp_path / "x").exists()
+    flipping = load_recipe("deepseek-v3-mtp", ["noise=0.02"])
+    with pytest.raises(RecipeError, match="errors may change the choice of experts in layer"):
+        guaranteed_margin(flipping)
 
 
 def test_worst_is_the_largest_on_the_ball():
