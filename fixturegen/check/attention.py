@@ -85,6 +85,7 @@ def derive(config: ModelConfig, target: Target, part: str = "target") -> Derived
         block_size=target.block_size,
         flash_attn=settle(call, target)[0].version if target.gpu != "cpu" else 0,
         default_flash_attn=default_flash_attention(target),
+        rope="default" if config.rope_scaling is None else config.rope_scaling.type,
     )
     selection = select(
         candidate, order(target), target.attention, target, others=(*BACKENDS, *MLA_BACKENDS)

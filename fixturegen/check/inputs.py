@@ -54,6 +54,8 @@ class Attention(KernelInput):
     #: FlashAttention version this layer would call, and the one before its dims are looked at.
     flash_attn: int = 4
     default_flash_attn: int = 4
+    #: Rotary embedding: ``yarn`` or ``default``.
+    rope: str = "yarn"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -152,6 +152,8 @@ def _paths(
         return [plugin(config, target)]
     paths = _layers(config, target, "target")
     if draft is not None:
+        if draft.architectures[0].startswith("Eagle3"):  # vLLM's deepseek_eagle3.py: never MoE
+            draft = dataclasses.replace(draft, n_routed_experts=None)
         paths += _layers(draft, target, "draft")
     return [*paths, loading.derive(config, target, draft, names, draft_names)]
 

@@ -173,6 +173,18 @@ def test_eagle_draft_of_another_width() -> None:
     assert {"eagle-hidden-size", "draft-vocab-size"} <= {f.rule for f in report.rejections}
 
 
+def test_eagle3_draft_has_no_experts() -> None:
+    """A DeepSeek Eagle3 draft: its attention is checked, its MLP is dense."""
+    target = load("deepseek-v3-mtp").config
+    draft = ModelConfig.from_dict(
+        target.to_dict() | {"architectures": ["Eagle3DeepseekV3ForCausalLM"]}
+    )
+    report = check(target, Target.parse("gpu=sm90,speculation=eagle3:3"), draft)
+    assert report.choices["draft decode"] == "FLASH_ATTN_MLA"
+    assert "draft moe" not in report.choices and not report.rejections
+    assert not [f for f in report.findings if f.part == "draft" and f.rule.startswith("moe-")]
+
+
 def test_mtp_layers_that_are_not_there() -> None:
     found = verdicts(
         ModelConfig(**{**vars(DEEPSEEK_V3), "num_nextn_predict_layers": 0}), "speculation=mtp:1"

