@@ -13,6 +13,7 @@ import copy
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from fixturegen.measure.reference import Draft, Target
 
 Model = Target | Draft
 Injection = Callable[[Any], AbstractContextManager[Any]]
+#: From a model to one of its modules or tensors, or a list of them.
+Find = Callable[[Any], Any]
+Edit = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -270,13 +274,26 @@ def routed(**choices: Any) -> Injection:
 # --- weights and module outputs ------------------------------------------------------------------
 
 
-def weight(find: Callable[[Any], Any], edit: Callable[[Any], Any]) -> Injection:
-    """Weights (one tensor, or several) replaced by ``edit`` of them."""
+def part(layer: int, path: str) -> Find:
+    """The finder of a part of a decoder layer, such as ``"self_attn.o_proj"``."""
+    return lambda model: operator.attrgetter(path)(model.layers[layer])
+
+
+def everywhere(path: str) -> Find:
+    """The finder of that part of all decoder layers."""
+    return lambda model: [operator.attrgetter(path)(layer) for layer in model.layers]
+
+
+def _several(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else [found]
+
+
+def weight(find: Find, edit: Edit) -> Injection:
+    """Weights replaced by ``edit`` of them."""
 
     @contextlib.contextmanager
     def inject(model: Model) -> Iterator[None]:
-        found = find(model)
-        tensors = list(found) if isinstance(found, Sequence) else [found]
+        tensors = _several(find(model))
         kept = [t.detach().clone() for t in tensors]
         try:
             with torch.no_grad():
@@ -291,14 +308,14 @@ def weight(find: Callable[[Any], Any], edit: Callable[[Any], Any]) -> Injection:
     return inject
 
 
-def output(find: Callable[[Any], Sequence[Any]], edit: Callable[[Any, Any], Any]) -> Injection:
+def output(find: Find, edit: Callable[[Any, Any], Any]) -> Injection:
     """Modules whose output is ``edit(output, input)``."""
 
     @contextlib.contextmanager
     def inject(model: Model) -> Iterator[None]:
         handles = [
             module.register_forward_hook(lambda _, args, out: edit(out, args[0]))
-            for module in find(model)
+            for module in _several(find(model))
         ]
         try:
             yield
@@ -309,14 +326,14 @@ def output(find: Callable[[Any], Sequence[Any]], edit: Callable[[Any, Any], Any]
     return inject
 
 
-def entering(find: Callable[[Any], Sequence[Any]], edit: Callable[[Any], Any]) -> Injection:
+def entering(find: Find, edit: Edit) -> Injection:
     """Modules whose input is ``edit(input)``."""
 
     @contextlib.contextmanager
     def inject(model: Model) -> Iterator[None]:
         handles = [
             module.register_forward_pre_hook(lambda _, args: (edit(args[0]), *args[1:]))
-            for module in find(model)
+            for module in _several(find(model))
         ]
         try:
             yield
@@ -348,46 +365,31 @@ def lose(part: slice) -> Callable[[Any], Any]:
     return edit
 
 
-def _undivided(module: Any) -> Callable[[Any, Any], Any]:
-    return lambda out, given: module.weight * given
+def lost_output(find: Find, columns: slice) -> Injection:
+    """Modules whose output lacks columns."""
+    return output(find, lambda out, given: lose(columns)(out))
 
 
-def norms(find: Callable[[Any], Sequence[Any]]) -> dict[str, Injection]:
-    """The two ways to lose half of a norm."""
+def undivided(find: Find) -> Injection:
+    """Norms that multiply with their weight and divide by nothing."""
 
     @contextlib.contextmanager
-    def undivided(model: Model) -> Iterator[None]:
+    def inject(model: Model) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            for module in find(model):
-                edit = _undivided(module)
-                stack.enter_context(output(lambda _, m=module: [m], edit)(model))  # type: ignore[misc]
+            for norm in _several(find(model)):
+                faulty = functools.partial(torch.mul, norm.weight)
+                stack.enter_context(patch.object(norm, "forward", faulty))
             yield
 
-    return {
-        "without its weight": weight(lambda m: [n.weight for n in find(m)], torch.ones_like),
-        "without its division": undivided,
-    }
+    return inject
+
+
+def unweighted(path: str) -> Injection:
+    """Norms, found in all layers, that divide and do not multiply with their weight."""
+    return weight(everywhere(f"{path}.weight"), torch.ones_like)
 
 
 # --- tables --------------------------------------------------------------------------------------
-
-
-def _attentions(model: Model) -> list[Any]:
-    return [layer.self_attn for layer in model.layers]
-
-
-def _moes(model: Model) -> list[Any]:
-    return [layer.mlp for layer in model.layers if hasattr(layer.mlp, "experts")]
-
-
-def _dense(model: Model) -> list[Any]:
-    return [layer.mlp for layer in model.layers if not hasattr(layer.mlp, "experts")]
-
-
-def _swap(tensor: Any, axis: int, a: int, b: int) -> Any:
-    order = list(range(tensor.shape[axis]))
-    order[a], order[b] = b, a
-    return tensor.index_select(axis, torch.tensor(order))
 
 
 def _spread(count: int, most: int) -> list[int]:
@@ -395,24 +397,12 @@ def _spread(count: int, most: int) -> list[int]:
     return sorted({round(i * (count - 1) / max(most - 1, 1)) for i in range(min(count, most))})
 
 
-def _of_heads(heads: int, edit: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Edit ``[..., heads * v_head_dim]`` as ``[..., heads, v_head_dim]``."""
-    return lambda x: edit(x.view(*x.shape[:-1], heads, -1)).reshape(x.shape)
-
-
-def _drop_head(head: int) -> Callable[[Any], Any]:
-    def edit(x: Any) -> Any:
-        x = x.clone()
-        x[..., head, :] = 0
-        return x
-
-    return edit
-
-
 NOBODY = "no head reads at this distance"
+UNDONE = "the norms of the latents divide again; only the rotary key, read at its peak, is weaker"
 SATURATED = "neurons are either well above or well below zero, where these activations agree"
 SPREAD = "a random rotation spreads every code over the width: one column carries 1/hidden_size"
 SHORT = "it turns the angles at the offsets that the heads read at by less than they resolve"
+AT_0 = "the draft has no head at distance 0: its fields come from the hidden state"
 FAINT = "the scores past the chosen experts are planted near zero, so the extra weight is too"
 
 
@@ -430,7 +420,8 @@ def _attention_faults(config: Any) -> Iterator[Fault]:
         return right(q.flip(-1), k.flip(-1), cos, sin)
 
     def halves(right: Any, q: Any, k: Any, cos: Any, sin: Any) -> tuple[Any, Any]:
-        return modeling.apply_rotary_pos_emb(q, k, cos, sin)  # type: ignore[no-any-return]
+        turned: tuple[Any, Any] = modeling.apply_rotary_pos_emb(q, k, cos, sin)
+        return turned
 
     yield Fault("rope: dimensions in reverse order", "rope", rope(pairs))
     yield Fault("rope: halves instead of interleaved pairs", "rope", rope(halves))
@@ -462,21 +453,18 @@ def _attention_faults(config: Any) -> Iterator[Fault]:
         mscale = modeling.yarn_get_mscale(config.rope_parameters["factor"], 1)
         yield Fault("rope: YaRN's mscale left out", "softmax", scale(1 / mscale**2))
     for lost in range(0, wide, wide // 8):
-        part = slice(lost, lost + wide // 8)
-        yield Fault(f"V columns {lost}..{part.stop - 1} lost", "values", columns("value", part))
+        gone = slice(lost, lost + wide // 8)
+        yield Fault(f"V columns {lost}..{gone.stop - 1} lost", "values", columns("value", gone))
     yield Fault("V last half lost", "values", columns("value", slice(wide // 2, wide)))
     yield Fault(
         "V turned by half its width", "values", edited("value", lambda v, c: v.roll(wide // 2, -1))
     )
     for lost in range(0, rank, rank // 8):
-        part = slice(lost, lost + rank // 8)
+        gone = slice(lost, lost + rank // 8)
         yield Fault(
-            f"latent columns {lost}..{part.stop - 1} lost",
+            f"latent columns {lost}..{gone.stop - 1} lost",
             "latent",
-            output(
-                lambda m: [a.kv_a_layernorm for a in _attentions(m)],
-                lambda out, given, part=part: lose(part)(out),  # type: ignore[misc]
-            ),
+            lost_output(everywhere("self_attn.kv_a_layernorm"), gone),
         )
     nope = config.qk_nope_head_dim
 
@@ -488,33 +476,38 @@ def _attention_faults(config: Any) -> Iterator[Fault]:
     yield Fault("k_nope of the next head", "heads", edited("key", next_head))
 
 
+def at(distance: int) -> Callable[[Call], Any]:
+    """The keys at one distance back."""
+    return lambda call: call.distance == distance
+
+
+def damaged(slot: int, prompt: int) -> Callable[[Call], Any]:
+    """A column of the prompt, as queries after the prompt see it."""
+
+    def chosen(call: Call) -> Any:
+        _, queries, keys = call.visible.shape
+        late = torch.arange(queries) >= prompt
+        return (late[:, None] & (torch.arange(keys) == slot)).expand_as(call.visible)
+
+    return chosen
+
+
 def _kv_faults(offsets: Sequence[int], prompt: int) -> Iterator[Fault]:
     """Damaged KV slots; ``offsets`` are those that the checkpoint's heads read at."""
-    silent = [o for o in (3, 7, 16, 32) if o not in offsets]
-    for offset in sorted(offsets):
-        yield Fault(
-            f"KV {offset} back not seen",
-            "kv",
-            hide(lambda c, o=offset: c.distance == o),  # type: ignore[misc]
-        )
-    for offset in sorted([*offsets, *silent]):
+    for offset in offsets:
+        yield Fault(f"KV {offset} back not seen", "kv", hide(at(offset)))
+    for offset in sorted({*offsets, 3, 7, 16, 32}):
         yield Fault(
             f"KV {offset} back of another request, while there",
             "kv",
-            foreign(lambda c, o=offset: c.distance == o),  # type: ignore[misc]
-            NOBODY if offset in silent else "",
+            foreign(at(offset)),
+            "" if offset in offsets else NOBODY,
         )
     for back in (1, 5, 8, 12, 16, 20, 24, 32):
         yield Fault(
             f"KV {back} before the prompt's end of another request, for good",
             "kv",
-            foreign(
-                lambda c, b=back: (
-                    (torch.arange(c.key.shape[2]) == prompt - 1 - b)  # type: ignore[misc]
-                    & (torch.arange(c.query.shape[2]) >= prompt)[:, None]
-                    & torch.ones_like(c.visible)
-                )
-            ),
+            foreign(damaged(prompt - 1 - back, prompt)),
         )
     for size in (16, 32):
         yield Fault(f"block table: block 0 of {size} read as block 1", "kv", block(size, 0, 1))
@@ -540,8 +533,8 @@ def _router_faults(config: Any) -> Iterator[Fault]:
     yield Fault("softmax scores", "router", routed(scores=functools.partial(torch.softmax, dim=-1)))
 
 
-def _scale_left_out(find: Callable[[Any], Any]) -> Injection:
-    """The FP8 scale of one 128 x 128 block left out: its largest code, 448, is its largest value."""
+def _scale_left_out(find: Find) -> Injection:
+    """The FP8 scale of one 128 x 128 block left out, so that its largest value is 448."""
 
     def edit(values: Any) -> Any:
         flat = values.view(-1, *values.shape[-2:])  # of stacked experts, the first
@@ -562,63 +555,33 @@ def _target_faults(model: Target, offsets: Sequence[int], prompt: int) -> Iterat
     yield Fault("no causal mask in the prefill", "mask", reveal(prompt, prompt))
     yield Fault("mask shows one token of the future", "mask", reveal(prompt, 4))
     yield from _kv_faults(offsets, prompt)
-    heads = config.num_attention_heads
     for i in range(len(model.layers)):
-        out = lambda m, i=i: [m.layers[i].self_attn.o_proj]  # noqa: E731
-        for h in _spread(heads, 16):
-            edit = _of_heads(heads, _drop_head(h))
-            yield Fault(f"layer {i}: head {h} dropped", "heads", entering(out, edit))
-        for h in _spread(heads - 1, 15):
-            edit = _of_heads(heads, lambda x, h=h: _swap(x, -2, h, h + 1))  # type: ignore[misc]
-            yield Fault(f"layer {i}: heads {h} and {h + 1} swapped", "heads", entering(out, edit))
-        yield Fault(
-            f"layer {i}: attention skipped",
-            "layers",
-            output(out, zeros),
-        )
-        named = {
-            "input_layernorm": lambda m, i=i: [m.layers[i].input_layernorm],
-            "post_attention_layernorm": lambda m, i=i: [m.layers[i].post_attention_layernorm],
-            "kv_a_layernorm": lambda m, i=i: [m.layers[i].self_attn.kv_a_layernorm],
-        }
-        if config.q_lora_rank is not None:
-            named["q_a_layernorm"] = lambda m, i=i: [m.layers[i].self_attn.q_a_layernorm]
-        for name, find in named.items():
-            for how, inject in norms(find).items():
-                yield Fault(f"layer {i}: {name} {how}", "norms", inject)
-        linears = ("q_a_proj", "q_b_proj") if config.q_lora_rank is not None else ("q_proj",)
-        for name in (*linears, "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"):
-            yield Fault(
-                f"layer {i}: FP8 scale of {name}'s first block left out",
-                "fp8",
-                _scale_left_out(lambda m, i=i, n=name: getattr(m.layers[i].self_attn, n).weight),  # type: ignore[misc]
-            )
-        yield from _mlp_faults(model.layers[i].mlp, i)
+        yield from _layer_faults(model, i)
     yield from _router_faults(config)
-    yield Fault("final norm left out", "norms", output(lambda m: [m.norm], unchanged))
+    yield Fault("final norm left out", "norms", output(lambda m: m.norm, unchanged))
     yield Fault(
         "final norm without its weight", "norms", weight(lambda m: m.norm.weight, torch.ones_like)
     )
     vocab, wide = config.vocab_size, config.hidden_size
-    yield Fault("lm_head: rows off by one", "head", output(lambda m: [m.head], _rolled))
+    yield Fault("lm_head: rows off by one", "head", output(lambda m: m.head, _rolled))
     yield Fault(
         "lm_head: second half of the rows lost (vocabulary shard)",
         "head",
-        output(lambda m: [m.head], lambda out, given: lose(slice(vocab // 2, None))(out)),
+        lost_output(lambda m: m.head, slice(vocab // 2, None)),
     )
     yield Fault(
         "lm_head: second half of the columns lost",
         "head",
-        entering(lambda m: [m.head], lose(slice(wide // 2, None))),
+        entering(lambda m: m.head, lose(slice(wide // 2, None))),
     )
     yield Fault(
         "lm_head: 1 of 8 of the columns lost",
         "head",
-        entering(lambda m: [m.head], lose(slice(0, wide // 8))),
+        entering(lambda m: m.head, lose(slice(0, wide // 8))),
         SPREAD,
     )
     yield Fault(
-        "lm_head: one column lost", "head", entering(lambda m: [m.head], lose(slice(0, 1))), SPREAD
+        "lm_head: one column lost", "head", entering(lambda m: m.head, lose(slice(0, 1))), SPREAD
     )
     yield Fault(
         "embedding: rows off by one",
@@ -628,15 +591,83 @@ def _target_faults(model: Target, offsets: Sequence[int], prompt: int) -> Iterat
     yield Fault(
         "embedding: second half of the columns lost",
         "embedding",
-        output(lambda m: [m.embed], lambda out, given: lose(slice(wide // 2, None))(out)),
+        lost_output(lambda m: m.embed, slice(wide // 2, None)),
     )
     yield Fault(
         "embedding scaled by the root of hidden_size",
         "embedding",
-        output(lambda m: [m.embed], lambda out, given: out * wide**0.5),
+        output(lambda m: m.embed, lambda out, given: out * wide**0.5),
     )
     for act, what in ((torch.nn.GELU(), "gelu"), (torch.nn.Identity(), "left out")):
         yield Fault(f"silu: {what}", "mlp", _activation(act), SATURATED if what == "gelu" else "")
+
+
+def _layer_faults(model: Target, i: int) -> Iterator[Fault]:
+    """Faults of one decoder layer of the target."""
+    config = model.config
+    for h in _spread(config.num_attention_heads, 16):
+        yield Fault(f"layer {i}: head {h} dropped", "heads", _dropped(i, config, h))
+    for h in _spread(config.num_attention_heads - 1, 15):
+        yield Fault(
+            f"layer {i}: heads {h} and {h + 1} swapped",
+            "heads",
+            _by_head(i, config, _swapper(-2, h)),
+        )
+    yield Fault(
+        f"layer {i}: attention skipped", "layers", output(part(i, "self_attn.o_proj"), zeros)
+    )
+    low_rank = config.q_lora_rank is not None
+    norms = ["input_layernorm", "post_attention_layernorm", "self_attn.kv_a_layernorm"]
+    for path in [*norms, "self_attn.q_a_layernorm"] if low_rank else norms:
+        name = f"layer {i}: {path.split('.')[-1]}"
+        yield Fault(
+            f"{name} without its weight",
+            "norms",
+            weight(part(i, f"{path}.weight"), torch.ones_like),
+        )
+        yield Fault(
+            f"{name} without its division",
+            "norms",
+            undivided(part(i, path)),
+            UNDONE if path == "input_layernorm" else "",
+        )
+    queries = ("q_a_proj", "q_b_proj") if low_rank else ("q_proj",)
+    for name in (*queries, "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"):
+        yield Fault(
+            f"layer {i}: FP8 scale of {name}'s first block left out",
+            "fp8",
+            _scale_left_out(part(i, f"self_attn.{name}.weight")),
+        )
+    yield from _mlp_faults(model.layers[i].mlp, i)
+
+
+def _by_head(i: int, config: Any, edit: Edit) -> Injection:
+    """Layer ``i``'s attention output edited as ``[..., heads, v_head_dim]``."""
+    heads = config.num_attention_heads
+    return entering(
+        part(i, "self_attn.o_proj"),
+        lambda x: edit(x.view(*x.shape[:-1], heads, -1)).reshape(x.shape),
+    )
+
+
+def _dropped(i: int, config: Any, head: int) -> Injection:
+    def edit(x: Any) -> Any:
+        x = x.clone()
+        x[..., head, :] = 0
+        return x
+
+    return _by_head(i, config, edit)
+
+
+def _swapper(axis: int, first: int) -> Edit:
+    """Swaps two neighbours along an axis."""
+
+    def edit(x: Any) -> Any:
+        order = list(range(x.shape[axis]))
+        order[first], order[first + 1] = order[first + 1], order[first]
+        return x.index_select(axis, torch.tensor(order))
+
+    return edit
 
 
 def _rolled(out: Any, given: Any) -> Any:
@@ -659,48 +690,51 @@ def _activation(act: Any) -> Injection:
 def _mlp_faults(mlp: Any, i: int) -> Iterator[Fault]:
     """Faults of layer ``i``'s dense or MoE part."""
     if not hasattr(mlp, "experts"):
-        yield from _gated_faults(f"layer {i}: dense MLP", lambda m: m.layers[i].mlp)
+        yield from _gated_faults(f"layer {i}: dense MLP", part(i, "mlp"))
         return
-    yield from _gated_faults(f"layer {i}: shared expert", lambda m: m.layers[i].mlp.shared_experts)
+    yield from _gated_faults(f"layer {i}: shared expert", part(i, "mlp.shared_experts"))
     yield Fault(
-        f"layer {i}: routed experts skipped",
-        "experts",
-        output(lambda m: [m.layers[i].mlp.experts], zeros),
+        f"layer {i}: routed experts skipped", "experts", output(part(i, "mlp.experts"), zeros)
     )
+    down, gate_up = part(i, "mlp.experts.down_proj"), part(i, "mlp.experts.gate_up_proj")
     count, wide = mlp.experts.num_experts, mlp.experts.intermediate_dim
-    down = lambda m: m.layers[i].mlp.experts.down_proj  # noqa: E731
-    both = lambda m: [down(m), m.layers[i].mlp.experts.gate_up_proj]  # noqa: E731
     for e in _spread(count, 32):
         yield Fault(
-            f"layer {i}: expert {e} dropped",
-            "experts",
-            weight(lambda m, e=e: down(m)[e], torch.zeros_like),  # type: ignore[misc]
+            f"layer {i}: expert {e} dropped", "experts", weight(down, _nothing_of_expert(e))
         )
     for e in _spread(count - 1, 31):
         yield Fault(
             f"layer {i}: experts {e} and {e + 1} swapped",
             "experts",
-            weight(both, lambda w, e=e: _swap(w, 0, e, e + 1)),  # type: ignore[misc]
+            weight(lambda m: [down(m), gate_up(m)], _swapper(0, e)),
         )
     yield Fault(
         f"layer {i}: experts' gate and up swapped",
         "experts",
-        weight(lambda m: both(m)[1], lambda w: w.roll(wide, 1)),
+        weight(gate_up, lambda w: w.roll(wide, 1)),
     )
     yield Fault(
         f"layer {i}: second half of the experts' intermediate lost",
         "experts",
         weight(down, lose(slice(wide // 2, None))),
     )
-    for part, name in enumerate(("down_proj", "gate_up_proj")):
+    for name, find in (("down_proj", down), ("gate_up_proj", gate_up)):
         yield Fault(
             f"layer {i}: FP8 scale of expert 0's {name}'s first block left out",
             "fp8",
-            _scale_left_out(lambda m, part=part: both(m)[part]),  # type: ignore[misc]
+            _scale_left_out(find),
         )
 
 
-def _gated_faults(name: str, find: Callable[[Any], Any]) -> Iterator[Fault]:
+def _nothing_of_expert(expert: int) -> Edit:
+    def edit(stacked: Any) -> Any:
+        stacked[expert] = 0
+        return stacked
+
+    return edit
+
+
+def _gated_faults(name: str, find: Find) -> Iterator[Fault]:
     """Faults of a gated MLP."""
 
     @contextlib.contextmanager
@@ -710,21 +744,21 @@ def _gated_faults(name: str, find: Callable[[Any], Any]) -> Iterator[Fault]:
         with patch.object(mlp, "gate_proj", up), patch.object(mlp, "up_proj", gate):
             yield
 
-    yield Fault(f"{name} skipped", "mlp", output(lambda m: [find(m)], zeros))
+    def weight_of(linear: str) -> Find:
+        return lambda model: getattr(find(model), linear).weight
+
+    yield Fault(f"{name} skipped", "mlp", output(find, zeros))
     yield Fault(f"{name}: gate and up swapped", "mlp", swapped)
     yield Fault(
         f"{name}: second half of the intermediate lost",
         "mlp",
-        weight(
-            lambda m: find(m).down_proj.weight,
-            lambda w: lose(slice(w.shape[1] // 2, None))(w),
-        ),
+        weight(weight_of("down_proj"), lambda w: lose(slice(w.shape[1] // 2, None))(w)),
     )
-    for part in ("gate_proj", "up_proj", "down_proj"):
+    for linear in ("gate_proj", "up_proj", "down_proj"):
         yield Fault(
-            f"{name}: FP8 scale of {part}'s first block left out",
+            f"{name}: FP8 scale of {linear}'s first block left out",
             "fp8",
-            _scale_left_out(lambda m, part=part: getattr(find(m), part).weight),  # type: ignore[misc]
+            _scale_left_out(weight_of(linear)),
         )
 
 
@@ -734,114 +768,91 @@ def draft_faults(model: Draft, offsets: Sequence[int]) -> list[Fault]:
     return [dataclasses.replace(f, name=f"draft: {f.name}") for f in faults]
 
 
+def method(name: str, faulty: Callable[..., Any]) -> Injection:
+    """A method of the draft replaced by ``faulty(right, draft, *args)``."""
+    right = getattr(Draft, name)
+    return lambda model: patch.object(Draft, name, lambda draft, *args: faulty(right, draft, *args))
+
+
 def _draft_faults(model: Draft, offsets: Sequence[int]) -> Iterator[Fault]:
-    config, wide = model.config, model.config.hidden_size
-
-    def method(name: str, faulty: Callable[..., Any]) -> Injection:
-        """The draft's own ``name`` replaced; ``faulty(right, *args)``."""
-        right = getattr(Draft, name)
-        return lambda m: patch.object(
-            Draft, name, lambda self, *args: faulty(functools.partial(right, self), *args)
-        )
-
-    for by in (1, -1):
-        yield Fault(
-            f"hidden state of token i {'-' if by > 0 else '+'} 1",
-            "wiring",
-            method("inputs", lambda r, ids, at, h, by=by: r(ids, at, h.roll(by, 1))),  # type: ignore[misc]
-        )
-    yield Fault(
-        "embedding of token i instead of i + 1",
-        "wiring",
-        method("inputs", lambda r, ids, at, h: r(ids.roll(1, 1), at, h)),
-    )
-    join = lambda m: [m.join]  # noqa: E731
-    yield Fault(
-        "embedding and hidden state exchanged",
-        "wiring",
-        entering(join, lambda x: x.roll(wide, -1)),
-    )
-    yield Fault("embedding left out", "wiring", entering(join, lose(slice(0, wide))))
-    yield Fault("hidden state left out", "wiring", entering(join, lose(slice(wide, None))))
-    named = {
-        "enorm": lambda m: [m.enorm],
-        "hnorm": lambda m: [m.hnorm],
-        "final norm": lambda m: [m.norm],
-        "input_layernorm": lambda m: [layer.input_layernorm for layer in m.layers],
-        "post_attention_layernorm": lambda m: [x.post_attention_layernorm for x in m.layers],
-        "kv_a_layernorm": lambda m: [x.self_attn.kv_a_layernorm for x in m.layers],
-    }
-    for name, find in named.items():
-        yield Fault(
-            f"{name} without its weight",
-            "norms",
-            weight(lambda m, f=find: [n.weight for n in f(m)], torch.ones_like),  # type: ignore[misc]
-        )
-    yield Fault("enorm left out", "norms", output(named["enorm"], unchanged))
-    yield Fault("hnorm left out", "norms", output(named["hnorm"], unchanged))
-
-    def exchanged(right: Any, ids: Any, at: Any, h: Any) -> Any:
-        with (
-            torch.no_grad(),
-            weight(lambda m: m.enorm.weight, lambda w: model.hnorm.weight.clone())(model),
-            weight(lambda m: m.hnorm.weight, lambda w: enorm)(model),
-        ):
-            return right(ids, at, h)
-
-    enorm = model.enorm.weight.detach().clone()
-    yield Fault("enorm and hnorm exchanged", "norms", method("inputs", exchanged))
-    blanks = model.blanks_position_0
-
-    @contextlib.contextmanager
-    def other_blanking(m: Draft) -> Iterator[None]:
-        object.__setattr__(m, "blanks_position_0", not blanks)
-        try:
-            yield
-        finally:
-            object.__setattr__(m, "blanks_position_0", blanks)
-
-    yield Fault(
-        "position 0 not blanked" if blanks else "position 0 blanked", "wiring", other_blanking
-    )
-    yield Fault(
-        "hidden state recycled before the norm",
-        "chain",
-        method("output", lambda r, x: (r(x)[0], x)),
-    )
-
-    yield Fault(
-        "no hidden state recycled", "chain", method("output", lambda r, x: (r(x)[0], x * 0))
-    )
-
-    def behind(right: Any, step: int, ids: Any, at: Any, *rest: Any) -> Any:
-        return right(step, ids, (at - 1).clamp(min=0), *rest)
-
-    def unwritten(
-        right: Any, step: int, ids: Any, at: Any, h: Any, visible: Any, keys: Any, cache: Any
-    ) -> Any:
-        distance = at[:, :, None] - keys[:, None]
-        return right(step, ids, at, h, visible & ~((distance > 0) & (distance < step)), keys, cache)
-
-    yield Fault("position one behind while drafting", "chain", method("extend", behind))
-    yield Fault("KV of drafted tokens not seen", "chain", method("extend", unwritten))
-    yield from (f for f in _attention_faults(config) if not f.limit)
-    for offset in sorted({max(o - 1, 1) for o in offsets}):
-        yield Fault(
-            f"KV {offset} back not seen",
-            "kv",
-            hide(lambda c, o=offset: c.distance == o),  # type: ignore[misc]
-        )
-        yield Fault(
-            f"KV {offset} back of another request, while there",
-            "kv",
-            foreign(lambda c, o=offset: c.distance == o),  # type: ignore[misc]
-        )
-    heads = config.num_attention_heads
-    for h in _spread(heads, 16):
-        edit = _of_heads(heads, _drop_head(h))
-        out = lambda m: [layer.self_attn.o_proj for layer in m.layers]  # noqa: E731
-        yield Fault(f"head {h} dropped", "heads", entering(out, edit))
-    yield from _router_faults(config)
+    yield from _wiring_faults(model)
+    yield from _chain_faults()
+    for name in ("enorm", "hnorm"):
+        norm = operator.attrgetter(name)
+        yield Fault(f"{name} left out", "norms", output(norm, unchanged))
+    for name in ("enorm", "hnorm", "norm"):
+        of_weight = operator.attrgetter(f"{name}.weight")
+        yield Fault(f"{name} without its weight", "norms", weight(of_weight, torch.ones_like))
+    for path in ("input_layernorm", "post_attention_layernorm", "self_attn.kv_a_layernorm"):
+        yield Fault(f"{path.split('.')[-1]} without its weight", "norms", unweighted(path))
+    for fault in _attention_faults(model.config):
+        at_0 = fault.name == "mask excludes the token itself"
+        yield dataclasses.replace(fault, limit=AT_0) if at_0 else fault
+    for offset in sorted({max(o - 1, 1) for o in offsets}):  # slot i holds token i + 1
+        yield Fault(f"KV {offset} back not seen", "kv", hide(at(offset)))
+        yield Fault(f"KV {offset} back of another request, while there", "kv", foreign(at(offset)))
+    for h in _spread(model.config.num_attention_heads, 16):
+        yield Fault(f"head {h} dropped", "heads", _dropped(0, model.config, h))
+    yield from _router_faults(model.config)
     for i, layer in enumerate(model.layers):
         yield from _mlp_faults(layer.mlp, i)
-    yield Fault("lm_head: rows off by one", "head", output(lambda m: [m.head], _rolled))
+    yield Fault("lm_head: rows off by one", "head", output(lambda m: m.head, _rolled))
+
+
+def _wiring_faults(model: Draft) -> Iterator[Fault]:
+    """What enters the draft's decoder layer."""
+    wide = model.config.hidden_size
+    named = {
+        "hidden state of token i - 1": lambda r, d, ids, at, h: r(d, ids, at, h.roll(1, 1)),
+        "hidden state of token i + 1": lambda r, d, ids, at, h: r(d, ids, at, h.roll(-1, 1)),
+        "embedding of token i": lambda r, d, ids, at, h: r(d, ids.roll(1, 1), at, h),
+        "enorm and hnorm exchanged": lambda r, d, *args: r(
+            dataclasses.replace(d, enorm=d.hnorm, hnorm=d.enorm), *args
+        ),
+    }
+    for name, faulty in named.items():
+        yield Fault(name, "wiring", method("inputs", faulty))
+    join = operator.attrgetter("join")
+    exchanged = entering(join, lambda x: x.roll(wide, -1))
+    yield Fault("embedding and hidden state exchanged", "wiring", exchanged)
+    yield Fault("embedding left out", "wiring", entering(join, lose(slice(0, wide))))
+    yield Fault("hidden state left out", "wiring", entering(join, lose(slice(wide, None))))
+    if model.blanks_position_0:
+        never = method("embedded", lambda r, d, ids, at: r(d, ids, at + 1))
+        yield Fault("position 0 not blanked", "wiring", never)
+    else:
+        blanked = method("embedded", lambda r, d, ids, at: r(d, ids, at) * (at != 0)[..., None])
+        yield Fault("position 0 blanked", "wiring", blanked)
+
+
+def _chain_faults() -> Iterator[Fault]:
+    """What is carried from one drafted token to the next."""
+
+    def raw(right: Any, draft: Draft, x: Any) -> Any:
+        return right(draft, x)[0], x
+
+    def nothing(right: Any, draft: Draft, x: Any) -> Any:
+        return right(draft, x)[0], torch.zeros_like(x)
+
+    def behind(right: Any, draft: Draft, step: int, ids: Any, at: Any, *rest: Any) -> Any:
+        return right(draft, step, ids, at - 1, *rest)
+
+    def unseen(
+        right: Any,
+        draft: Draft,
+        step: int,
+        ids: Any,
+        at: Any,
+        hidden: Any,
+        visible: Any,
+        keys: Any,
+        cache: Any,
+    ) -> Any:
+        distance = at[:, :, None] - keys[:, None]
+        drafted = (distance > 0) & (distance < step)
+        return right(draft, step, ids, at, hidden, visible & ~drafted, keys, cache)
+
+    yield Fault("hidden state recycled before the norm", "chain", method("output", raw))
+    yield Fault("no hidden state recycled", "chain", method("output", nothing))
+    yield Fault("position one behind while drafting", "chain", method("extend", behind))
+    yield Fault("KV of drafted tokens not seen", "chain", method("extend", unseen))

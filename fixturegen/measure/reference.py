@@ -153,12 +153,17 @@ class Draft:
     join: Any
     blanks_position_0: bool
 
-    def inputs(self, ids: Any, positions: Any, hidden: Any) -> Any:
-        """What enters the decoder layer, from the embedding and the hidden state."""
+    def embedded(self, ids: Any, positions: Any) -> Any:
+        """Embeddings, blank at position 0 in an MTP layer."""
         embedded = self.embed(ids)
         if self.blanks_position_0:
-            embedded = torch.where(positions[..., None] == 0, 0, embedded)
-        return self.join(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
+            return torch.where(positions[..., None] == 0, 0, embedded)
+        return embedded
+
+    def inputs(self, ids: Any, positions: Any, hidden: Any) -> Any:
+        """What enters the decoder layer, from the embedding and the hidden state."""
+        embedded = self.enorm(self.embedded(ids, positions))
+        return self.join(torch.cat([embedded, self.hnorm(hidden)], -1))
 
     def output(self, x: Any) -> tuple[Any, Any]:
         """What the head reads and what the next step of a chain takes: both normed once."""
