@@ -15,11 +15,13 @@ import pytest
 from python_source import compiled, condition, function
 from sources import vllm_source, wheel_file
 
-from fixturegen.check import releases
+from fixturegen.check import check, releases
 from fixturegen.check.catalogue import broken, catalogue
 from fixturegen.check.inputs import Routing
 from fixturegen.check.rule import Rejected
 from fixturegen.check.target import Target
+from fixturegen.config import ModelConfig, Quantization
+from fixturegen.errors import ConfigError
 
 every_flashinfer = pytest.mark.parametrize("version", releases.FLASHINFER)
 every_vllm = pytest.mark.parametrize("version", releases.VLLM)
@@ -386,3 +388,33 @@ def test_trtllm_wrapper(version: str) -> None:
         ours = rejections(x, target, "trtllm_fp8_moe.py")
         ours += [r.id for r in broken(x, target) if r.id == "moe-trtllm-experts-4"]
         assert real is not bool(ours), (x, ours)
+
+
+@pytest.mark.parametrize("version", ["0.19.1", "0.26.0", "0.33.0"])
+def test_never_accepted_where_the_launcher_raises(version: str) -> None:
+    """From a config to the verdict: what check lets pass, FlashInfer's launcher lets pass."""
+    target = Target(vllm=version, gpu="sm100")
+    fp8 = Quantization(method="fp8", weight_block_size=(128, 128))
+    outcomes = {True: 0, False: 0}
+    for experts, groups, chosen, top_k in SHAPES[::7]:
+        config = ModelConfig(
+            n_routed_experts=experts,
+            n_group=groups,
+            topk_group=chosen,
+            num_experts_per_tok=top_k,
+            quantization=fp8,
+        )
+        try:
+            config.validate()
+        except ConfigError:
+            continue
+        report = check(config, target)
+        if report.choices["moe"] != "FLASHINFER_TRTLLM":
+            assert experts > 2048  # passed over: see moe-trtllm-experts-2048
+            continue
+        values = launcher_values(experts, groups, chosen, top_k, METHODS["DeepSeekV3"])
+        walks = [cpp.walk(body, values) for body in launcher(target.flashinfer_version)]
+        real = not any(w.failed for w in walks)
+        assert real or report.verdict == "rejected", (config, report.verdict)
+        outcomes[report.verdict != "rejected"] += 1
+    assert min(outcomes.values()) > 10, outcomes
