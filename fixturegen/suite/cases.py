@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fixturegen.check.target import Target
 from fixturegen.recipe import Recipe
-from fixturegen.suite.machine import Machine
+from fixturegen.suite.machine import Machine, release
 
 #: Environment variables by which the catalogue's answer for a target may change.
 _ENV_OF_TARGET = (
@@ -84,7 +84,7 @@ class Case:
         """What to ask :func:`fixturegen.check.check`."""
         env = {n: v for n, v in machine.env.items() if n in _ENV_OF_TARGET} | self.env
         return Target(
-            vllm=machine.vllm or Target().vllm,
+            vllm=".".join(map(str, release(machine.vllm))) if machine.vllm else Target().vllm,
             gpu=self.gpu,
             attention=self.attention,
             env=tuple(sorted(env.items())),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fixturegen.suite import diagnosis, judge
+from fixturegen.suite.cases import Case
 from fixturegen.suite.compare import compare, regressions
 from fixturegen.suite.diagnosis import Difference
 from fixturegen.suite.exact import root_cause
@@ -140,6 +141,17 @@ def test_scenarios_cover_what_they_say() -> None:
             assert all(3 <= token < 4096 for token in prompt[1:])
     again = scenarios(bos=0, tokens=4096, planted=True, k=3)
     assert again == list(found.values())
+
+
+def test_a_development_build_asks_about_its_release() -> None:
+    case = Case(
+        recipe="r", backend="FLASH_ATTN", mla=True, speculation="mtp:1", graphs=False, gpu="sm90"
+    )
+    here = Machine(gpu="sm90", vllm="0.33.0.dev7", env={"VLLM_USE_DEEP_GEMM": "0"})
+    target = case.target(here)
+    assert str(target).startswith("vllm==0.33.0,gpu=sm90,tp=1,attention=FLASH_ATTN_MLA")
+    assert target.env == (("VLLM_USE_DEEP_GEMM", "0"),)
+    assert dataclasses.replace(case, mla=False).target(here).mla_disabled
 
 
 def test_root_cause_is_the_engines_own_line() -> None:
