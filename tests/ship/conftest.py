@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,13 @@ from fixturegen import build, hub, load_recipe
 from fixturegen.recipe import Recipe
 from tests.conftest import TINY
 from tests.ship.fakehub import WRITE_TOKEN, FakeHub
+
+
+@pytest.fixture(scope="session")
+def fixturegen_cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of this run's own, shared by its workers; the user's own is left alone."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "fixturegen-cache"
 
 
 @pytest.fixture

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from huggingface_hub import HfApi
 
+from fixturegen import build, load_recipe
 from fixturegen.cache import Cache
+from fixturegen.hub import push
 from tests.conftest import TINY
+from tests.ship.fakehub import WRITE_TOKEN, FakeHub
 
 pytest_plugins = ["pytester"]
 
@@ -245,3 +250,89 @@ def test_offline(project: pytest.Pytester) -> None:
     project.runpytest_subprocess("--fixturegen-offline").assert_outcomes(passed=1)
     result = project.runpytest_subprocess("--fixturegen-offline", "--fixturegen-from-hub", "a/b")
     result.stderr.fnmatch_lines(["*choose one"])
+
+
+def test_from_hub(
+    project: pytest.Pytester, fakehub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = HfApi(endpoint=fakehub.endpoint, token=WRITE_TOKEN)
+    folder = build(load_recipe("deepseek-v3-mtp-random", TINY), project.path / "built", check=False)
+    push(folder.path, "org/tiny", api=api, tag="v1")
+    monkeypatch.setenv("HF_ENDPOINT", fakehub.endpoint)
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    project.makeconftest(
+        """
+        import fixturegen.builder
+
+        def build(*arguments, **options):
+            raise AssertionError("it was built, not downloaded")
+
+        fixturegen.builder.build = build
+        """
+    )
+    project.makepyfile(TINY_TEST)
+    options = ("--fixturegen-from-hub", "org/tiny@v1")
+    project.runpytest_subprocess("-n", "2", *options).assert_outcomes(passed=8)
+    shards = fakehub.count("GET /org/tiny/resolve/v1") + fakehub.count(".safetensors")
+    project.runpytest_subprocess(*options).assert_outcomes(passed=8)
+    assert fakehub.count("GET /org/tiny/resolve/v1") + fakehub.count(".safetensors") == shards
+
+
+def test_from_hub_with_another_recipe(
+    project: pytest.Pytester, fakehub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", fakehub.endpoint)
+    project.makepyfile(TINY_TEST)
+    fakehub.create("org/tiny")
+    result = project.runpytest_subprocess("--fixturegen-from-hub", "org/tiny")
+    result.assert_outcomes(errors=8)
+    result.stdout.fnmatch_lines(["*HubError:*"])
+
+
+EIGHT_WORKERS = """
+import pytest
+
+RECIPES = ("deepseek-v3-mtp-random", "deepseek-v3-mtp-fp8-random", "deepseek-v3-eagle-random")
+
+@pytest.mark.parametrize("worker", range(8))
+def test_it(fixturegen_checkpoint, worker):
+    for name in RECIPES:
+        assert fixturegen_checkpoint(name).path.is_dir()
+"""
+
+COUNT_BUILDS = """
+import fixturegen.builder
+real = fixturegen.builder.build
+
+def build(recipe, folder, **options):
+    with open("builds", "a") as log:
+        log.write(recipe.name + "\\n")
+    return real(recipe, folder, **options)
+
+fixturegen.builder.build = build
+"""
+
+
+@pytest.mark.slow
+def test_eight_workers_build_each_once(project: pytest.Pytester) -> None:
+    """Three fixtures, eight workers, each built exactly once; the time is printed with -s.
+
+    The limit of 1.3 leaves out what starting eight workers costs without any fixture.
+    """
+    project.makeconftest(COUNT_BUILDS)
+    project.makepyfile(test_eight=EIGHT_WORKERS, test_start="def test_it(): pass")
+
+    def seconds(*arguments: str) -> float:
+        start = time.perf_counter()
+        result = project.runpytest_subprocess("-q", "-p", "no:cacheprovider", *arguments)
+        assert result.ret == 0
+        return time.perf_counter() - start
+
+    start_one, start_eight = seconds("test_start.py"), seconds("-n", "8", "test_start.py")
+    eight = seconds("-n", "8", "test_eight.py") - start_eight
+    builds = (project.path / "builds").read_text().split()
+    assert len(builds) == 3 and len(set(builds)) == 3
+    for entry in Cache(project.path / "cache").entries():
+        shutil.rmtree(entry.path)
+    one = seconds("test_eight.py") - start_one
+    print(f"eight workers {eight:.2f} s, one {one:.2f} s, ratio {eight / one:.2f}")

@@ -43,7 +43,8 @@ def test_wheel_carries_what_it_needs(dist: Path) -> None:
 
 def test_sdist_carries_the_tests(dist: Path) -> None:
     (sdist,) = dist.glob("*.tar.gz")
-    names = {name.partition("/")[2] for name in tarfile.open(sdist).getnames()}
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"tests/conftest.py", "configs/deepseek-v3-mtp.yaml", "LICENSE", "mkdocs.yml"} <= names
 
 
