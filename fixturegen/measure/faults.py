@@ -417,7 +417,8 @@ def _attention_faults(config: Any) -> Iterator[Fault]:
         yield Fault(f"sliding window of {size}, slot 0 kept", "mask", window(size, True))
 
     def pairs(right: Any, q: Any, k: Any, cos: Any, sin: Any) -> tuple[Any, Any]:
-        return right(q.flip(-1), k.flip(-1), cos, sin)
+        turned: tuple[Any, Any] = right(q.flip(-1), k.flip(-1), cos, sin)
+        return turned
 
     def halves(right: Any, q: Any, k: Any, cos: Any, sin: Any) -> tuple[Any, Any]:
         turned: tuple[Any, Any] = modeling.apply_rotary_pos_emb(q, k, cos, sin)
@@ -607,7 +608,7 @@ def _layer_faults(model: Target, i: int) -> Iterator[Fault]:
     config = model.config
     for h in _spread(config.num_attention_heads, 16):
         yield Fault(f"layer {i}: head {h} dropped", "heads", _dropped(i, config, h))
-    for h in _spread(config.num_attention_heads - 1, 15):
+    for h in range(0, config.num_attention_heads - 1, 2):
         yield Fault(
             f"layer {i}: heads {h} and {h + 1} swapped",
             "heads",
@@ -702,7 +703,7 @@ def _mlp_faults(mlp: Any, i: int) -> Iterator[Fault]:
         yield Fault(
             f"layer {i}: expert {e} dropped", "experts", weight(down, _nothing_of_expert(e))
         )
-    for e in _spread(count - 1, 31):
+    for e in (2 * pair for pair in _spread(count // 2, 16)):
         yield Fault(
             f"layer {i}: experts {e} and {e + 1} swapped",
             "experts",

@@ -19,7 +19,7 @@ from fixturegen.measure.reference import (
     hidden_states,
     propose,
 )
-from fixturegen.planted.oracle import Oracle, Speculation, total
+from fixturegen.planted.oracle import Oracle, Speculation
 from fixturegen.recipe import Recipe
 
 
@@ -29,8 +29,8 @@ class Subject:
 
     ``generated`` are the right tokens, ``steps - 1`` more than ``max_tokens`` for each prompt;
     ``hidden`` the clean model's states of the whole texts; ``counters`` what speculation with
-    ``steps`` drafted tokens should count (None without a draft). The right answers are the
-    oracle's, or, for random weights, the clean model's own.
+    ``steps`` drafted tokens should count for each prompt (empty without a draft). The right answers
+    are the oracle's, or, for random weights, the clean model's own.
     """
 
     reference: Reference
@@ -41,7 +41,7 @@ class Subject:
     generated: Sequence[Ids]
     batch: Batch
     hidden: Any
-    counters: Speculation | None
+    counters: Sequence[Speculation]
 
     @property
     def planted(self) -> bool:
@@ -62,14 +62,26 @@ class Subject:
         )
         batch = Batch.of(prompts, generated)
         hidden = hidden_states(reference.target, batch)
-        counters = None
+        counters: Sequence[Speculation] = ()
         if reference.draft and oracle:
-            counters = total(oracle.speculate(prompts, max_tokens, steps), steps)
+            counters = oracle.speculate(prompts, max_tokens, steps)
         elif reference.draft:
-            proposed = propose(reference.draft, batch, hidden, steps)
-            counters = count(generated, proposed.tolist(), max_tokens)
+            proposed = propose(reference.draft, batch, hidden, steps).tolist()
+            counters = [
+                count([tokens], [chains], max_tokens)
+                for tokens, chains in zip(generated, proposed, strict=True)
+            ]
         return cls(
             reference, recipe, prompts, max_tokens, steps, generated, batch, hidden, counters
+        )
+
+    def part(self, start: int, stop: int, tokens: int | None = None) -> Batch:
+        """The texts ``start`` to ``stop``, with their first ``tokens`` generated tokens."""
+        columns = None if tokens is None else self.batch.prompt + tokens
+        return Batch(
+            self.batch.ids[start:stop, :columns],
+            self.batch.padding[start:stop],
+            self.batch.prompt,
         )
 
     @property

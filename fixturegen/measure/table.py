@@ -6,22 +6,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from fixturegen.measure.faults import Fault, draft_faults, target_faults
-from fixturegen.measure.reference import Batch, Reference, count, greedy, next_logits, propose
+from fixturegen.measure.reference import Reference, count, greedy, next_logits, propose
 from fixturegen.measure.subject import Subject
+from fixturegen.planted.oracle import total
 
 #: Share of prompts that vLLM's speculative-decoding tests want equal to a run without.
 VLLM_RULE = 0.6
+
+#: Prompts that run together.
+SLICE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """What one fault, or one harmless change, did.
 
-    ``equal`` of ``of`` prompts gave the right tokens. ``counters`` is how many drafted tokens were
-    accepted, None where nothing was drafted. ``found``: the checkpoint's rule raised an alarm.
+    ``equal`` of the ``of`` prompts that ran gave the right tokens. ``accepted`` counts accepted
+    draft tokens, None where nothing was drafted. ``found``: the checkpoint's rule raised an alarm.
     """
 
     name: str
@@ -33,9 +35,9 @@ class Row:
     limit: str = ""
 
 
-def alarm(planted: bool, equal: int, of: int) -> bool:
-    """Whether a test fails: planted, on one wrong prompt; random, below vLLM's 60 %."""
-    return equal < of if planted else equal <= int(VLLM_RULE * of)
+def needed(planted: bool, of: int) -> int:
+    """Prompts that must be right: all of a planted checkpoint's, more than 60 % of a random's."""
+    return of if planted else int(VLLM_RULE * of) + 1
 
 
 def faults(subject: Subject) -> list[Fault]:
@@ -51,36 +53,63 @@ def measure_faults(subject: Subject, chosen: Sequence[Fault]) -> Iterator[Row]:
     """Inject each fault alone and compare with the right answers.
 
     A target's fault is found by its tokens. A draft's fault leaves the output right (wrong drafts
-    are rejected), so a planted checkpoint finds it by the counters; with random weights nothing is
-    accepted to begin with, and the rule looks at the output alone.
+    are rejected), so a planted checkpoint finds it by the counters. With random weights nothing is
+    accepted to begin with and the rule looks at the output alone: no draft fault can be found.
+
+    Prompts run in slices, until more of them could not change the verdict.
     """
-    right = torch.tensor(subject.generated)[:, : subject.max_tokens]
-    texts = Batch.of(subject.prompts, right.tolist())
-    of = len(subject.prompts)
     for fault in chosen:
         if not fault.name.startswith("draft: "):
-            with fault.inject(subject.reference.target):
-                tokens = next_logits(subject.reference.target, texts).argmax(-1)
-            equal = int((tokens == right).all(1).sum())
-            found = alarm(subject.planted, equal, of)
-            yield Row(
-                name=fault.name, kind=fault.kind, equal=equal, of=of, found=found, limit=fault.limit
-            )
-            continue
-        draft = subject.reference.draft
-        assert draft is not None
-        with fault.inject(draft):
-            proposed = propose(draft, subject.batch, subject.hidden, subject.steps)
-        counters = count(subject.generated, proposed.tolist(), subject.max_tokens)
-        yield Row(
-            name=fault.name,
-            kind=f"draft {fault.kind}",
-            equal=of,
-            of=of,
-            found=subject.planted and counters != subject.counters,
-            accepted=counters.accepted_tokens,
-            limit=fault.limit,
-        )
+            yield _target_row(subject, fault)
+        elif subject.planted:
+            yield _draft_row(subject, fault)
+        else:
+            of = len(subject.prompts)
+            yield Row(name=fault.name, kind=f"draft {fault.kind}", equal=of, of=of, found=False)
+
+
+def _target_row(subject: Subject, fault: Fault) -> Row:
+    target, of = subject.reference.target, len(subject.prompts)
+    enough = needed(subject.planted, of)
+    equal = tried = 0
+    with fault.inject(target):
+        while equal < enough <= equal + of - tried:
+            batch = subject.part(tried, tried + SLICE, subject.max_tokens)
+            right = batch.ids[:, batch.prompt :]
+            equal += int((next_logits(target, batch).argmax(-1) == right).all(1).sum())
+            tried += len(batch.ids)
+    return Row(
+        name=fault.name,
+        kind=fault.kind,
+        equal=equal,
+        of=tried,
+        found=equal < enough,
+        limit=fault.limit,
+    )
+
+
+def _draft_row(subject: Subject, fault: Fault) -> Row:
+    draft, of = subject.reference.draft, len(subject.prompts)
+    assert draft is not None
+    accepted, tried, found = 0, 0, False
+    with fault.inject(draft):
+        while tried < of and not found:
+            stop = min(tried + SLICE, of)
+            batch = subject.part(tried, stop)
+            proposed = propose(draft, batch, subject.hidden[tried:stop], subject.steps).tolist()
+            counters = count(subject.generated[tried:stop], proposed, subject.max_tokens)
+            found = counters != total(subject.counters[tried:stop], subject.steps)
+            accepted += counters.accepted_tokens
+            tried = stop
+    return Row(
+        name=fault.name,
+        kind=f"draft {fault.kind}",
+        equal=tried,
+        of=tried,
+        found=found,
+        accepted=accepted,
+        limit=fault.limit,
+    )
 
 
 def measure_false_alarms(
@@ -118,7 +147,7 @@ def measure_false_alarms(
         if not rows and not subject.planted:
             right = tokens
         equal = sum(a == b for a, b in zip(tokens, right, strict=True))
-        found = alarm(subject.planted, equal, whole)
+        found = equal < needed(subject.planted, whole)
         rows.append(Row(name=name, kind="harmless", equal=equal, of=whole, found=found))
     if subject.reference.draft:
         rows += _false_alarms_of_draft(low, subject)
@@ -141,6 +170,6 @@ def _false_alarms_of_draft(low: Reference, subject: Subject) -> Iterator[Row]:
                 kind="harmless",
                 equal=of,
                 of=of,
-                found=subject.planted and counters != subject.counters,
+                found=subject.planted and counters != total(subject.counters, subject.steps),
                 accepted=counters.accepted_tokens,
             )
