@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from fixturegen.errors import FixturegenError
 from fixturegen.suite.diagnosis import PLACES
+from fixturegen.suite.worker import write_json
 
 PASSED, FAILED, ERROR, NOT_RUN = "passed", "failed", "error", "not run"
 STATUSES = (PASSED, FAILED, ERROR, NOT_RUN)
@@ -60,3 +64,26 @@ class Outcome:
         """Read back from report.json."""
         failures = tuple(Failure(**f) for f in data["failures"])
         return cls(**{**data, "failures": failures})
+
+
+def save(path: Path, fingerprint: str, outcome: Outcome) -> None:
+    """Keep an outcome for ``--resume``. ``fingerprint`` says what it is the outcome of.
+
+    Raises FixturegenError when it cannot be written.
+    """
+    try:
+        write_json(path, {"fingerprint": fingerprint, "outcome": outcome.to_dict()})
+    except OSError as error:
+        raise FixturegenError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def saved(path: Path, fingerprint: str) -> Outcome | None:
+    """The outcome in ``path``, if it is of the very same thing and came to a verdict."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored["fingerprint"] != fingerprint:
+            return None
+        outcome = Outcome.from_dict(stored["outcome"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return outcome if outcome.status in (PASSED, FAILED) else None

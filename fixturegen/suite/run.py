@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import datetime
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fixturegen.errors import FixturegenError
 from fixturegen.suite import exact, fixtures, machine, report, upstream
 from fixturegen.suite.cases import Case, matrix
 from fixturegen.suite.jobs import Job, run_jobs
-from fixturegen.suite.outcome import FAILED, PASSED, Outcome
+from fixturegen.suite.outcome import Outcome, save, saved
 from fixturegen.suite.prediction import Prediction, predict
 from fixturegen.suite.report import Report
-from fixturegen.suite.worker import write_json
 
 Echo = Callable[[str], None]
 Key = tuple[str, str, str]
@@ -115,11 +112,20 @@ def run(options: Options, echo: Echo) -> Report:
         ready = [p for p in planned if not p.obstacle]
         progress.total = len(ready) + len(tests.tests)
         _run_exact(options, shared, ready, progress)
-        by_job = {test.job.id: test for test in tests.tests}
-        for ended in run_jobs([test.job for test in tests.tests], 1, progress.started):
-            test = by_job[ended.job.id]
+        waiting: dict[str, upstream.Test] = {}
+        for test in tests.tests:
+            known = saved(test.kept, test.fingerprint) if options.resume else None
+            if known is not None:
+                progress.ended(known)
+                lifted += upstream.lifted(test)
+            else:
+                waiting[test.job.id] = test
+        for ended in run_jobs([test.job for test in waiting.values()], 1, progress.started):
+            test = waiting[ended.job.id]
+            outcome = upstream.verdict(test, ended, here, options.out)
+            save(test.kept, test.fingerprint, outcome)
             lifted += upstream.lifted(test)
-            progress.ended(upstream.verdict(test, ended, here, options.out))
+            progress.ended(outcome)
     except KeyboardInterrupt:
         interrupted = True
         echo("interrupted; writing a report of what ran")
@@ -199,7 +205,9 @@ def _run_exact(
         waiting: dict[str, _Planned] = {}
         jobs = []
         for p in (p for p in planned if p.case.reference is stage):
-            if options.resume and (known := _stored(shared, p.case)):
+            kept = shared.folder(p.case) / "outcome.json"
+            known = saved(kept, exact.fingerprint(shared, p.case)) if options.resume else None
+            if known is not None:
                 progress.ended(known)
                 continue
             reference = references.get(p.case.reference_case)
@@ -219,33 +227,11 @@ def _run_exact(
             reference = references.get(p.case.reference_case)
             outcome = exact.verdict(shared, p.case, ended, reference, p.prediction)
             exact.tidy(shared, p.case)
-            _store(shared, p.case, outcome)
+            kept = shared.folder(p.case) / "outcome.json"
+            save(kept, exact.fingerprint(shared, p.case), outcome)
             progress.ended(outcome)
         if stage:
             references = {p.case: exact.load_result(shared, p.case) for p in planned}
-
-
-def _stored(shared: exact.Run, case: Case) -> Outcome | None:
-    """The outcome of an earlier run of the very same case, if it came to a verdict."""
-    try:
-        text = (shared.folder(case) / "outcome.json").read_text(encoding="utf-8")
-        stored = json.loads(text)
-        if stored["fingerprint"] != exact.fingerprint(shared, case):
-            return None
-        outcome = Outcome.from_dict(stored["outcome"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return outcome if outcome.status in (PASSED, FAILED) else None
-
-
-def _store(shared: exact.Run, case: Case, outcome: Outcome) -> None:
-    entry = {"fingerprint": exact.fingerprint(shared, case), "outcome": outcome.to_dict()}
-    try:
-        write_json(shared.folder(case) / "outcome.json", entry)
-    except OSError as error:
-        raise FixturegenError(
-            f"{shared.folder(case)}: cannot be written: {error.strerror}"
-        ) from None
 
 
 def _left_out(shared: exact.Run, planned: Sequence[_Planned]) -> list[str]:

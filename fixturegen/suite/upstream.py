@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -39,6 +40,9 @@ class Test:
     prediction: Prediction
     #: File in which the plugin says which skips it lifted.
     collected: Path
+    #: File in which the outcome is kept, and what it is the outcome of.
+    kept: Path
+    fingerprint: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +147,7 @@ def _collect(
                 for s in fixture.recipe.stands_for
             },
         )
-        planned += [_test(folder, fixture, test, prediction, timeout_s) for test in found]
+        planned += [_test(folder, fixture, test, prediction, machine, timeout_s) for test in found]
     return Plan(tests=tuple(planned), outcomes=tuple(outcomes), notes=tuple(notes))
 
 
@@ -202,7 +206,12 @@ def _environment(folder: Path, selection: str, collected: Path) -> dict[str, str
 
 
 def _test(
-    folder: Path, fixture: Fixture, test: str, prediction: Prediction, timeout_s: float
+    folder: Path,
+    fixture: Fixture,
+    test: str,
+    prediction: Prediction,
+    machine: Machine,
+    timeout_s: float,
 ) -> Test:
     place = folder / "runs" / re.sub(r"[^\w.-]+", "_", f"{fixture.name} {test}")[-150:]
     collected = place.with_name(place.name + ".json")
@@ -215,7 +224,14 @@ def _test(
         temp_files=tuple(folder / "gsm8k" / name for name in gsm8k.FILES),
         cwd=folder,
     )
-    return Test(job=job, prediction=prediction, collected=collected)
+    parts = [job.id, machine.vllm, sorted(fixture.hashes.items()), sorted(machine.env.items())]
+    return Test(
+        job=job,
+        prediction=prediction,
+        collected=collected,
+        kept=place.with_name(place.name + ".outcome.json"),
+        fingerprint=hashlib.sha256(json.dumps(parts).encode()).hexdigest(),
+    )
 
 
 def lifted(test: Test) -> list[dict[str, str]]:

@@ -89,11 +89,18 @@ def blackwell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fixturegen.suite.machine.local", lambda: machine)
 
 
-def suite(options: Callable[..., Options], tmp_path: Path, source: Path) -> Report:
+def suite(
+    options: Callable[..., Options],
+    tmp_path: Path,
+    source: Path,
+    echo: Callable[[str], None] = print,
+    **changes: object,
+) -> Report:
     names = ("deepseek-v3-eagle", "deepseek-v3-mtp-fp8")
     for name in names:
-        write_manifests(tmp_path / "fixtures", name)
-    return run.run(options(suites=("vllm",), recipes=names, vllm_src=source), print)
+        if not (tmp_path / "fixtures" / name).exists():
+            write_manifests(tmp_path / "fixtures", name)
+    return run.run(options(suites=("vllm",), recipes=names, vllm_src=source, **changes), echo)
 
 
 @pytest.mark.usefixtures("blackwell")
@@ -121,6 +128,12 @@ def test_vllms_tests_run_unmodified(
     assert "deepseek-v3-eagle" in report.lifted[0]["because"]
     assert any("stand-ins were used" in note for note in report.notes)
     assert [o.gpu for o in report.outcomes if o.status == NOT_RUN].count("sm90") == 2
+    lines: list[str] = []
+    again = suite(options, tmp_path, source, lines.append, resume=True)
+    started = [line for line in lines if line.endswith(" ...")]
+    assert [("TRITON_ATTN" in line) for line in started] == [True], "a skip is no verdict"
+    assert again.counts == report.counts
+    assert len(again.lifted) == 2
 
 
 @pytest.mark.usefixtures("blackwell")
