@@ -289,19 +289,28 @@ def test_from_hub_with_another_recipe(
     result.stdout.fnmatch_lines(["*HubError:*"])
 
 
-EIGHT_WORKERS = """
-import pytest
+ALL_AT_ONCE = """
+import os, time
+from pathlib import Path
 
 RECIPES = ("deepseek-v3-mtp-random", "deepseek-v3-mtp-fp8-random", "deepseek-v3-eagle-random")
 
-@pytest.mark.parametrize("worker", range(8))
-def test_it(fixturegen_checkpoint, worker):
+def test_it(fixturegen_checkpoint):
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "alone")
+    Path(f"ready-{worker}").touch()
+    while len(list(Path().glob("ready-*"))) < int(os.environ["WORKERS"]):
+        time.sleep(0.01)
+    start = time.time()
     for name in RECIPES:
         assert fixturegen_checkpoint(name).path.is_dir()
+    Path(f"time-{worker}").write_text(f"{start} {time.time()}")
 """
 
 COUNT_BUILDS = """
 import fixturegen.builder
+import fixturegen.cache
+import fixturegen.checkpoint
+import fixturegen.tokenizer
 real = fixturegen.builder.build
 
 def build(recipe, folder, **options):
@@ -314,25 +323,32 @@ fixturegen.builder.build = build
 
 
 @pytest.mark.slow
-def test_eight_workers_build_each_once(project: pytest.Pytester) -> None:
-    """Three fixtures, eight workers, each built exactly once; the time is printed with -s.
-
-    The limit of 1.3 leaves out what starting eight workers costs without any fixture.
+def test_eight_workers_build_each_once(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight workers that ask for three fixtures at one moment: each is built once, and the last
+    worker has them within 1.3 of the time that one alone needs (best of three, for busy machines).
     """
     project.makeconftest(COUNT_BUILDS)
-    project.makepyfile(test_eight=EIGHT_WORKERS, test_start="def test_it(): pass")
+    project.makepyfile(test_all=ALL_AT_ONCE)
 
-    def seconds(*arguments: str) -> float:
-        start = time.perf_counter()
-        result = project.runpytest_subprocess("-q", "-p", "no:cacheprovider", *arguments)
-        assert result.ret == 0
-        return time.perf_counter() - start
+    def seconds(workers: int) -> float:
+        """From the moment at which all ask until the last has its fixtures, the cache empty."""
+        for path in [*project.path.glob("ready-*"), *project.path.glob("time-*")]:
+            path.unlink()
+        shutil.rmtree(project.path / "cache", ignore_errors=True)
+        (project.path / "builds").unlink(missing_ok=True)
+        monkeypatch.setenv("WORKERS", str(workers))
+        options = ("-n", str(workers), "--dist", "each") if workers > 1 else ()
+        assert project.runpytest_subprocess("-q", *options).ret == 0
+        builds = (project.path / "builds").read_text().split()
+        assert len(builds) == 3 == len(set(builds))
+        times = [path.read_text().split() for path in project.path.glob("time-*")]
+        assert len(times) == workers
+        return max(float(end) for _, end in times) - min(float(start) for start, _ in times)
 
-    start_one, start_eight = seconds("test_start.py"), seconds("-n", "8", "test_start.py")
-    eight = seconds("-n", "8", "test_eight.py") - start_eight
-    builds = (project.path / "builds").read_text().split()
-    assert len(builds) == 3 and len(set(builds)) == 3
-    for entry in Cache(project.path / "cache").entries():
-        shutil.rmtree(entry.path)
-    one = seconds("test_eight.py") - start_one
-    print(f"eight workers {eight:.2f} s, one {one:.2f} s, ratio {eight / one:.2f}")
+    ratios: list[float] = []
+    while len(ratios) < 3 and min(ratios, default=9) > 1.3:
+        alone = seconds(1)
+        ratios.append(seconds(8) / alone)
+    assert min(ratios) <= 1.3, ratios
