@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fixturegen.check import check
+from fixturegen.check.catalogue import catalogue
 from fixturegen.recipe import DRAFT, TARGET
 from fixturegen.suite.cases import Case
 from fixturegen.suite.fixtures import Fixture
@@ -26,6 +27,9 @@ class Prediction:
     choices: Mapping[str, str] = field(default_factory=dict)
     #: Patterns of the messages with which the engine refuses, where the verdict is ``rejected``.
     errors: tuple[str, ...] = ()
+
+    #: Where the rules that were asked come from: ``package: file: symbol``.
+    sources: tuple[str, ...] = ()
 
     def explains(self, log: Path) -> bool:
         """Whether ``log`` ends as predicted: with one of the messages."""
@@ -44,10 +48,12 @@ def predict(case: Case, fixture: Fixture, machine: Machine) -> Prediction:
     report = check(plans[TARGET], target, plans.get(DRAFT) if case.k else None)
     rules = {f.rule: f for f in report.of("rejected", "silently wrong", "falls back", "unknown")}
     because = [f"{name}: {f.consequence or f.verdict} ({f.inputs})" for name, f in rules.items()]
+    asked = {catalogue()[f.rule].source for f in report.findings}
     return Prediction(
         target=str(target),
         verdict=report.verdict,
         because="; ".join([*because, *report.unknown]),
         choices=report.choices,
         errors=tuple(f.error for f in report.rejections if f.error),
+        sources=tuple(sorted(f"{s.package}: {s.file}: {s.symbol}" for s in asked)),
     )
