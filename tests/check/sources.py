@@ -2,7 +2,7 @@
 
 They come through pip's own index and session, so whatever index and proxy a machine is set up with
 are used. Of wheels only the files asked for are read, by HTTP ranges. Where nothing can be fetched
-the test is skipped with the reason, except in CI (``CI`` is set), where it fails.
+the test is skipped with the reason; in CI (``CI`` or ``FIXTUREGEN_REQUIRE_ENGINE``) it fails.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _reachable(what: str) -> Iterator[None]:
         yield
     except (OSError, LookupError) as error:
         reason = f"{what} cannot be fetched: {' '.join(str(error).split())[:200]}"
-        if os.environ.get("CI"):
+        if os.environ.get("CI") or os.environ.get("FIXTUREGEN_REQUIRE_ENGINE"):
             pytest.fail(reason)
         pytest.skip(reason)
 

@@ -104,7 +104,7 @@ def mla_decode_sm10x(x: MLADecode) -> bool:
 @rule(
     id="mla-decode-sm90",
     title="FLASH_ATTN_MLA and dense FLASHMLA need SM90",
-    where=Where(backends=("FLASH_ATTN_MLA", "FLASHMLA")),
+    where=Where(backends=("FLASH_ATTN_MLA", "FLASHMLA"), inputs={"index_topk": 0}),
     otherwise=PassedOver(
         "compute capability not supported|FlashMLA Dense is only supported on Hopper devices"
     ),
