@@ -1,0 +1,78 @@
+"""What docs/planted.md says in numbers."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from fixturegen import load_recipe
+from fixturegen.planted.draws import Draws
+from fixturegen.planted.margin import Margin, margin
+from fixturegen.planted.router import Router
+from fixturegen.planted.weights import planted_function
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "planted.md").read_text(encoding="utf-8")
+PROMPT = [0, 1200, 345, 2718, 99, 1729]
+
+
+def row(label: str) -> list[str]:
+    """Cells after the first of the table row that starts with ``label``."""
+    (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| {label} |")]
+    return [cell.strip() for cell in line.split("|")[2:-1]]
+
+
+def test_the_worked_example_digit_by_digit():
+    f = planted_function(load_recipe("deepseek-v3-mtp"))
+    t, null = f.tables, f.null
+    c = [null, *f.classes[PROMPT[1:]].tolist()]
+    assert "are\n{}, {}, {}, {}, {}; here".format(*c[1:]) in PAGE
+    arguments = {"c(4)": c[4], "position -12": null, "position 0": null, "c(3)": c[3]}
+    by_hand = PAGE[PAGE.index("### By hand") :]
+    digits = []
+    for s, (where, x) in enumerate(arguments.items()):
+        middle = int(t.middle[s, c[5], x])
+        digits.append(int(t.digit[s, c[5], middle]))
+        value = (
+            f": NULL | `middle[{s}][14][16]`" if x == null else f" = {x} | `middle[{s}][14][{x}]`"
+        )
+        assert (
+            f"| d{s + 1} | {where}{value} = {middle} | `digit[{s}][14][{middle}]` = {digits[-1]} |"
+        ) in by_hand
+    digits.append(int(t.digit5[8, null]))
+    assert f"| `digit5[8][16]` = {digits[-1]} |" in by_hand
+    token = int(f.id_of_digits[tuple(digits)])
+    assert (
+        f"digits {' '.join(map(str, digits))} is {token}. Its class is {f.classes[token]}," in PAGE
+    )
+    assert not f.bad(0)[f.classes[token], c[5]]
+
+
+@pytest.mark.parametrize(
+    ("label", "overrides"),
+    [
+        ("`deepseek-v3-mtp`, `-eagle` (bf16)", ("deepseek-v3-mtp",)),
+        ("`deepseek-v3-mtp`, `-eagle` (bf16)", ("deepseek-v3-eagle",)),
+        ("the same, float16", ("deepseek-v3-mtp", "dtype=float16")),
+        ("the same, noise 0", ("deepseek-v3-mtp", "noise=0")),
+        ("the same, noise 0.015", ("deepseek-v3-mtp", "noise=0.015")),
+        ("`deepseek-v3-mtp-fp8`, weights and activations", ("deepseek-v3-mtp-fp8",)),
+    ],
+)
+def test_the_margins(label, overrides):
+    name, *rest = overrides
+    m: Margin = margin(load_recipe(name, rest))
+    assert row(label)[:3] == [f"{x:.2f}" for x in (m.weights, m.rounding, m.guaranteed)]
+
+
+def test_the_distance_of_routing_scores():
+    model = load_recipe("deepseek-v3-mtp").model
+    least = min(Router(model, 16, Draws(0), layer).margin() for layer in ("1", "2", "draft"))
+    assert f"least {least:.2f} from any comparison" in PAGE
+
+
+def test_the_figure_is_current():
+    made = runpy.run_path(str(DOCS / "planted_figure.py"))["figure"]()
+    assert (DOCS / "images" / "planted.svg").read_text(encoding="utf-8") == made
