@@ -7,7 +7,7 @@ frequent pairs by their ids, and the corpus goes in as one text, so that threads
 from __future__ import annotations
 
 import json
-from functools import lru_cache
+from functools import cache
 from importlib.resources import files as resource_files
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ SMALLEST_VOCAB = 256 + len(SPECIAL_TOKENS)
 MODEL_MAX_LENGTH = 163_840
 
 
-@lru_cache(maxsize=8)
+@cache
 def train(vocab_size: int) -> Tokenizer:
     """A byte-level BPE of at most ``vocab_size`` ids; fewer where the corpus gives no more merges.
 

@@ -29,6 +29,8 @@ CHAT_TEXT = "<|bos|>Be brief.\n\nUser: 2+2?\n\nAssistant: 4<|eos|>User: And 3+3?
 FIVE_SHOT = (Path(__file__).parent / "five_shot.txt").read_text(encoding="utf-8")
 
 any_text = st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: "<|" not in text)
+#: the first example trains the tokenizer, which takes longer than hypothesis allows by default
+training = settings(deadline=None)
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +45,7 @@ def loaded(tmp_path_factory):
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 
+@training
 @given(any_text)
 def test_text_survives(text):
     for vocab_size in (SMALLEST_VOCAB, 4096):
@@ -50,6 +53,7 @@ def test_text_survives(text):
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
+@training
 @given(st.binary())
 def test_every_byte_has_an_id(data):
     from tokenizers import pre_tokenizers
@@ -65,7 +69,7 @@ def test_every_byte_has_an_id(data):
     assert tokenizer.decode(ids) == data.decode("utf-8", errors="replace")
 
 
-@settings(max_examples=50)
+@settings(training, max_examples=50)
 @given(any_text)
 def test_one_bos_for_plain_text(text):
     tokenizer = train(4096)
