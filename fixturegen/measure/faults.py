@@ -398,6 +398,7 @@ def _spread(count: int, most: int) -> list[int]:
 
 
 NOBODY = "no head reads at this distance"
+INSIDE = "the dimmed heads keep 0.6 of their amplitude, which the neurons' window still takes for 1"
 UNDONE = "the norms of the latents divide again; only the rotary key, read at its peak, is weaker"
 SATURATED = "neurons are either well above or well below zero, where these activations agree"
 SPREAD = "a random rotation spreads every code over the width: one column carries 1/hidden_size"
@@ -410,7 +411,8 @@ def _attention_faults(config: Any) -> Iterator[Fault]:
     """Faults of attention, the same for a target and a draft."""
     rank, wide = config.kv_lora_rank, config.v_head_dim
     for factor in (0.577, 0.7, 0.85, 1.22, 1.4):
-        yield Fault(f"softmax scale x{factor}", "softmax", scale(factor))
+        limit = INSIDE if factor == 1.22 else ""
+        yield Fault(f"softmax scale x{factor}", "softmax", scale(factor), limit)
     yield Fault("mask excludes the token itself", "mask", hide(lambda c: c.distance == 0))
     for size in (16, 32):
         yield Fault(f"sliding window of {size}", "mask", window(size))
