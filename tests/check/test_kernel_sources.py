@@ -14,7 +14,7 @@ import sources
 from test_attention_truth import function
 
 from fixturegen.check.catalogue import catalogue
-from fixturegen.check.inputs import FlashAttention, MLADecode
+from fixturegen.check.inputs import Attention, FlashAttention, MLADecode
 from fixturegen.check.releases import FLASHINFER, VLLM
 
 HEADS = range(1, 257)
@@ -90,6 +90,25 @@ def test_cpu_mla_decode(vllm: str) -> None:
         x = MLADecode(kv_lora_rank=rank, qk_rope_head_dim=rope, block_size=tokens)
         same = (rank + rope, rank, tokens) == (head, latent, block)
         assert rule.holds(x) is same, x
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vllm", VLLM)
+def test_cpu_attention_head_dims(vllm: str) -> None:
+    """The head dims that the CPU attention kernel is generated for, and its refusal."""
+    text = (sources.vllm_source(vllm) / "csrc/cpu/generate_cpu_attn_dispatch.py").read_text()
+    tree = ast.parse(text)
+    lists = {
+        n.targets[0].id: ast.literal_eval(n.value)
+        for n in tree.body
+        if isinstance(n, ast.Assign)
+        and isinstance(n.targets[0], ast.Name)
+        and n.targets[0].id.startswith("HEAD_DIMS")
+    }
+    sizes = {size for listed in lists.values() for size in listed}
+    rule = catalogue()["cpu-attn-head-size-48" if vllm >= "0.24" else "cpu-attn-head-size"]
+    assert sizes - {512} == {s for s in range(1, 577) if rule.holds(Attention(head_size=s))}
+    assert re.search(rule.otherwise.error, text)  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

@@ -96,24 +96,46 @@ def cpu_default_rope_mla_off(x: Attention) -> bool:
     return x.rope == "yarn"
 
 
+GENERATOR = Source("vllm", "csrc/cpu/generate_cpu_attn_dispatch.py", "HEAD_DIMS_32")
+STEPS = [{"head_size": s} for s in (32, 64, 80, 96, 112, 128, 160, 224)]
+LIMITS = [{"head_size": 192}, {"head_size": 256}]
+PAST = [{"head_size": 193}, {"head_size": 191}, {"head_size": 257}, {"head_size": 255}]
+
+
 @rule(
     id="cpu-attn-head-size",
     title="CPU_ATTN is compiled for head sizes 32 to 256 in steps",
-    where=Where(gpus=("cpu",), backends=("CPU_ATTN",)),
-    otherwise=Rejected("[Hh]ead (size|dim)"),
-    source=Source(
-        "vllm",
-        "vllm/v1/attention/backends/cpu_attn.py",
-        "CPUAttentionBackend.get_supported_head_sizes",
-    ),
+    where=Where(until="0.22.1", gpus=("cpu",), backends=("CPU_ATTN",)),
+    otherwise=Rejected("Unsupported CPU attention configuration: head_dim="),
+    source=GENERATOR,
     cases=cases(
         Attention(backend="CPU_ATTN", gpu_major=0),
-        holds=[{"head_size": s} for s in (32, 64, 80, 96, 112, 128, 160, 224)],
-        breaks=[{"head_size": 16}, {"head_size": 320}],
-        at_limit=[{"head_size": 192}, {"head_size": 256}],
-        past_limit=[{"head_size": 193}, {"head_size": 191}, {"head_size": 257}],
+        holds=STEPS,
+        breaks=[{"head_size": 16}, {"head_size": 48}, {"head_size": 320}],
+        at_limit=LIMITS,
+        past_limit=PAST,
     ),
 )
 def cpu_attn_head_size(x: Attention) -> bool:
     """512, which vLLM added in 0.20.2, is out of DeepSeek's reach and left out."""
     return x.head_size in (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+
+
+@rule(
+    id="cpu-attn-head-size-48",
+    variant_of="cpu-attn-head-size",
+    title="CPU_ATTN is compiled for head sizes 32 to 256 in steps, 48 among them",
+    where=Where(since="0.24.0", gpus=("cpu",), backends=("CPU_ATTN",)),
+    otherwise=Rejected("Unsupported CPU attention configuration: head_dim="),
+    source=GENERATOR,
+    cases=cases(
+        Attention(backend="CPU_ATTN", gpu_major=0),
+        holds=[*STEPS, {"head_size": 48}],
+        breaks=[{"head_size": 16}, {"head_size": 320}],
+        at_limit=LIMITS,
+        past_limit=PAST,
+    ),
+)
+def cpu_attn_head_size_48(x: Attention) -> bool:
+    """The backend's own list, `get_supported_head_sizes`, lacks 48; nothing asks it on CPU."""
+    return x.head_size in (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
