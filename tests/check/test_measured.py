@@ -1,7 +1,7 @@
 """Verdicts against what engines did with real checkpoints: measured.json, with the versions.
 
-``right``: planted output, or a sound run; ``wrong``: the engine ran and its text was wrong;
-anything else is the engine's own message.
+``right``: the text was right; ``ran``: it ran and its text was not looked at; ``wrong``: it ran and
+its text was wrong; anything else is the engine's own message.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ def test_verdict_is_what_happened(row: dict[str, Any]) -> None:
     match row["result"]:
         case "right":
             assert not report.rejections and report.verdict != "unknown"
+        case "ran":
+            assert not report.rejections and report.verdict == "unknown"
         case "wrong":
             assert report.of("silently wrong")
         case message:

