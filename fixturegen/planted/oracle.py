@@ -54,6 +54,7 @@ class Oracle:
     function: Function
     margin: float
     bos_token_id: int = 0
+    has_draft: bool = True
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Oracle:
@@ -80,7 +81,8 @@ class Oracle:
         except (OSError, ValueError, KeyError, TypeError):
             raise CheckpointError(f"{folder / EXPECTED}: missing or malformed") from None
         function = Function(recipe.planted, recipe.seed, recipe.model.vocab_size, tokens)
-        return cls(function, margin, recipe.model.bos_token_id or 0)
+        has_draft = recipe.draft != "none"
+        return cls(function, margin, recipe.model.bos_token_id or 0, has_draft)
 
     def guaranteed(self, prompt: Sequence[int], max_tokens: int = 0, k: int = 0) -> str:
         """Why the oracle does not vouch for ``prompt``; empty when it does.
@@ -96,6 +98,8 @@ class Oracle:
             return f"ids must be 0 to {vocab - 1}"
         if len(prompt) + max_tokens + k > context:
             return f"only the first {context} tokens are guaranteed (planted.context)"
+        if k and not self.has_draft:
+            return f"the checkpoint has no draft, so {k} speculative tokens are not known"
         limit = self.draft_limit
         if k > limit:
             return f"the draft is known for {limit} speculative tokens or fewer, got {k}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fixturegen.errors import RecipeError
-from fixturegen.planted.fields import Basis
+from fixturegen.planted.fields import STEPS, Basis
 from fixturegen.planted.function import MIDDLE, SPECIAL, WORDS
 from fixturegen.planted.router import require
 
@@ -36,8 +36,15 @@ def validate(recipe: Recipe, where: str) -> None:
     for name in ("hidden_size", "q_lora_rank", "qk_nope_head_dim"):
         size = getattr(c, name)
         need(size % 16 == 0, f"{name} in multiples of 16, got {size}")
+    # a larger epsilon would change the norms that the design counts on
+    need(c.rms_norm_eps <= 1e-5, f"rms_norm_eps 1e-5 or less, got {c.rms_norm_eps:g}")
     k = knobs.num_classes
-    codes = {"q_lora_rank": k + 2, "qk_nope_head_dim": k + 2, "kv_lora_rank": 2 * k + 14}
+    codes = {
+        "q_lora_rank": k + 2,
+        "qk_nope_head_dim": k + 2,
+        "kv_lora_rank": 2 * k + 14,
+        "v_head_dim": k + 1,
+    }
     for name, count in codes.items():
         size = getattr(c, name)
         need(size >= count, f"{name} {count} or more for {k} classes, got {size}")
@@ -63,3 +70,10 @@ def validate(recipe: Recipe, where: str) -> None:
     need(knobs.offset_y < knobs.offset_y_far, f"offset_y below offset_y_far, got {offsets}")
     need(max(offsets.values()) < knobs.context, f"offsets within context, got {offsets}")
     need(len(set(offsets.values())) == len(offsets), f"offsets that differ, got {offsets}")
+    need(
+        knobs.context <= c.max_position_embeddings,
+        f"context within max_position_embeddings {c.max_position_embeddings}, got {knobs.context}",
+    )
+    if isinstance(knobs.acceptance, tuple):
+        rates = len(knobs.acceptance)
+        need(1 <= rates <= STEPS, f"acceptance of 1 to {STEPS} positions, got {rates}")

@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from fixturegen.errors import RecipeError
 from fixturegen.layouts import Tensor
 from fixturegen.planted.attention import Attention
 from fixturegen.planted.draws import Draws, dyadic
@@ -300,6 +301,11 @@ class _Layer:
 
     def _mlp(self, neurons: Neurons, kind: str, width: int, label: str) -> Floats:
         w = self.weights
+        if len(neurons) > width:
+            raise RecipeError(
+                f"{w.recipe.name}: planted weights need room for {len(neurons)} neurons in "
+                f"layer {self.name}, {label}* has {width}; raise moe_intermediate_size"
+            )
         places = w.draws.permutation(f"width:{self.name}:{label}", width)[: len(neurons)]
         if kind == "down":
             matrix = np.zeros((w.basis.size, width))

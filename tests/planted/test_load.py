@@ -10,11 +10,11 @@ from fixturegen import Oracle, load_recipe
 from fixturegen.builder import small_files
 from fixturegen.manifest import MANIFEST, Manifest
 from fixturegen.planted.margin import guaranteed_margin
+from fixturegen.recipe import Recipe
 
 
-def without_weights(folder: Path, name: str) -> Path:
+def without_weights(folder: Path, recipe: Recipe) -> Path:
     """All files of a checkpoint but the index and the shards."""
-    recipe = load_recipe(name)
     for plan in recipe.checkpoints:
         place = folder / plan.subfolder
         place.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,9 @@ def without_weights(folder: Path, name: str) -> Path:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return without_weights(tmp_path_factory.mktemp("planted") / "mtp", "deepseek-v3-mtp")
+    return without_weights(
+        tmp_path_factory.mktemp("planted") / "mtp", load_recipe("deepseek-v3-mtp")
+    )
 
 
 def test_the_worked_example_of_the_docs(checkpoint):
@@ -38,7 +40,7 @@ def test_the_worked_example_of_the_docs(checkpoint):
 
 
 def test_a_pair_is_read_from_its_folder(tmp_path):
-    pair = without_weights(tmp_path / "pair", "deepseek-v3-eagle")
+    pair = without_weights(tmp_path / "pair", load_recipe("deepseek-v3-eagle"))
     assert Oracle.load(pair).continuation([[0, 9]], 3) == Oracle.load(pair / "target").continuation(
         [[0, 9]], 3
     )
@@ -46,3 +48,10 @@ def test_a_pair_is_read_from_its_folder(tmp_path):
 
 def test_margin_comes_from_the_recipe(checkpoint):
     assert Oracle.load(checkpoint).margin == guaranteed_margin(load_recipe("deepseek-v3-mtp"))
+
+
+def test_a_checkpoint_without_a_draft_has_no_known_acceptance(tmp_path):
+    recipe = load_recipe("deepseek-v3-mtp", ["draft=none", "num_nextn_predict_layers=0"])
+    oracle = Oracle.load(without_weights(tmp_path / "alone", recipe))
+    assert oracle.guaranteed([0, 5], 8) == ""
+    assert "has no draft" in oracle.guaranteed([0, 5], 8, 1)

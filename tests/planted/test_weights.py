@@ -183,11 +183,25 @@ def test_other_dimensions_can_be_planted(overrides):
         ("acceptance=1.2", "acceptance"),
         ("noise=0.1", "noise"),
         ("decoy=0.9", "decoy"),
+        ("acceptance=[]", "acceptance of 1 to 6 positions, got 0"),
+        ("acceptance=[1, 1, 1, 1, 1, 1, 1]", "acceptance of 1 to 6 positions, got 7"),
+        ("max_position_embeddings=1024", "context within max_position_embeddings 1024, got 2048"),
+        ("rms_norm_eps=0.001", "rms_norm_eps 1e-5 or less, got 0.001"),
+        ("v_head_dim=16", "v_head_dim 17 or more for 16 classes, got 16"),
     ],
 )
 def test_what_cannot_be_planted_is_refused(override, message):
     with pytest.raises(RecipeError, match=message):
         load_recipe("deepseek-v3-mtp", [override])
+
+
+def test_too_narrow_experts_are_refused():
+    overrides = ["n_shared_experts=3", "moe_intermediate_size=64"]
+    recipe = load_recipe("deepseek-v3-mtp", overrides)
+    plan = recipe.checkpoints[0]
+    tensor = next(t for t in plan.tensors if t.name.endswith("1.mlp.experts.0.up_proj.weight"))
+    with pytest.raises(RecipeError, match=r"room for 68 neurons in layer 1, .* has 64"):
+        PlantedWeights(recipe, plan).rows(tensor, 0, 8)
 
 
 def test_an_impossible_kernel_is_refused():
