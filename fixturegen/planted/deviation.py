@@ -17,7 +17,7 @@ import numpy as np
 from fixturegen.errors import RecipeError
 from fixturegen.planted.attention import KEY, LATENT_RMS, Attention, Role
 from fixturegen.planted.fields import Floats
-from fixturegen.planted.function import DIGITS
+from fixturegen.planted.function import DIGITS, MIDDLE
 from fixturegen.planted.kernels import frequencies, softmax_scale
 from fixturegen.planted.layers import ARGUMENTS, COUNTER, LEAD
 from fixturegen.planted.neurons import FIRED, GAIN, THRESHOLD
@@ -26,8 +26,8 @@ from fixturegen.planted.weights import PlantedWeights
 if TYPE_CHECKING:
     from fixturegen.recipe import Plan, Recipe
 
-#: Radius of the ball of errors, in standard deviations.
-SIGMAS = 5.0
+#: Radius of the ball of errors in standard deviations; less with FP8, whose rounding leaves less.
+SIGMAS, SIGMAS_FP8 = 5.0, 4.0
 #: Mantissa bits, the leading one included.
 BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float8_e4m3fn": 4}
 #: A window's output is 1 - CURVATURE * x^2 when its argument's amplitude is off by x.
@@ -45,6 +45,7 @@ class Errors:
     stored_small: float  # weights that FP8 recipes quantise
     computed: float  # activations
     computed_small: float  # activations that FP8 engines quantise
+    sigmas: float  # how many of them are taken
 
     @classmethod
     def of(cls, recipe: Recipe, computing: bool) -> Errors:
@@ -56,7 +57,8 @@ class Errors:
 
         large = rms(recipe.model.dtype)
         small = rms("float8_e4m3fn") if recipe.model.quantization else large
-        return cls(recipe.planted.noise, large, small, large * computing, small * computing)
+        sigmas = SIGMAS_FP8 if recipe.model.quantization else SIGMAS
+        return cls(recipe.planted.noise, large, small, large * computing, small * computing, sigmas)
 
 
 def plus(*errors: float) -> float:
@@ -107,6 +109,7 @@ class Deviations:
         self.errors = errors
         self.stream = 0.0  # rms error of each coordinate of the stream
         self.off: dict[str, float] = {}  # worst deviation of each field
+        self.leak: dict[str, float] = {}  # worst sum of what is in a field that should be empty
         self.decoy = 0.0  # worst deviation of decoys
         self.digits: list[tuple[float, ...]] = []  # arguments of worst() for each digit
 
@@ -126,7 +129,7 @@ class Deviations:
         row = np.full(1, weights.head_gain * math.sqrt(DIGITS))
         head = self.read(Matrix(row, weights.head_rms, self.hidden), small=False)
         rounded = e.computed * DIGITS * lam  # logits are rounded as well
-        logit = SIGMAS * math.sqrt(2) * plus(self.stream, head / lam, rounded / lam)
+        logit = self.errors.sigmas * math.sqrt(2) * plus(self.stream, head / lam, rounded / lam)
         return lam * max(worst(*digit, self.decoy, logit) for digit in self.digits)
 
     def _matrix(self, layer: str, part: str) -> Matrix:
@@ -223,18 +226,21 @@ class Deviations:
 
     def fetched(self, role: Role, layer: str, logit: float, value: float) -> float:
         """Worst deviation of what a head fetches."""
-        others, shift = self.others(role, layer), math.exp(SIGMAS * logit)
+        others, shift = self.others(role, layer), math.exp(self.errors.sigmas * logit)
         if role.dimmed:
             sink = math.exp(role.kernel.sink)
             gain = 1 + sink
             # the wanted logit too high, and all others' tokens adding to it
-            return others + plus(gain / (1 + sink / shift) - 1, SIGMAS * gain * value)
+            self.leak[role.target] = others + self.errors.sigmas * gain * value * math.sqrt(
+                role.codes
+            )
+            return others + plus(gain / (1 + sink / shift) - 1, self.errors.sigmas * gain * value)
         if role.content:  # the chosen of two is at 0 or above, the other and the sink 8 lower
             rivals = 2 * math.exp(-8.0) + others * math.exp(8.0)
         else:
             ((_, peak),) = role.kernel.peaks
             rivals = (others + math.exp(role.kernel.sink)) / math.exp(peak)
-        return plus(2 * rivals * shift, SIGMAS * value)
+        return plus(2 * rivals * shift, self.errors.sigmas * value)
 
     def _others(self, role: Role, layer: str) -> float:
         # sum of exp(logit) over all distances within the context that a role does not want
@@ -251,21 +257,25 @@ class Deviations:
         # codes that are off move the norm, which scales a neuron's gate and its up alike
         common = 2 * plus(*self.off.values()) / norm
         if layer == "0":
-            usual, longest = self.fired(layer, "mlp.")
-            self.off["Q"] = max(worst(self.window("C1"), usual, common), plus(longest, common))
+            usual = self.fired(layer, "mlp.")
+            waiting = self.fired(layer, "mlp.", self.knobs.num_classes)
+            self.off["Q"] = max(
+                worst(self.window("C1"), usual, common), worst(self.empty("C1"), waiting, common)
+            )
             self.spread(layer, {"mlp.": FIRED})
             return
-        own, own_longest = self.fired(layer, "mlp.shared_experts.")
-        usual, longest = self.fired(layer, "mlp.experts.0.")
-        mixing = SIGMAS * self.mixing(layer)
-        routed, routed_longest = plus(usual, mixing), plus(longest, mixing)
+        mixing, k = self.errors.sigmas * self.mixing(layer), self.knobs.num_classes
+        own = self.fired(layer, "mlp.shared_experts.")
+        own_waiting = self.fired(layer, "mlp.shared_experts.", MIDDLE)
+        routed = plus(self.fired(layer, "mlp.experts.0."), mixing)
+        routed_waiting = plus(self.fired(layer, "mlp.experts.0.", k), mixing)
         members = self.weights.lookups.experts_per_slot
         if layer == "1":
             gain = plus(LEAD, COUNTER) if members == 2 else 1.0
             for s, argument in enumerate(ARGUMENTS):
                 self.off[f"M{s + 1}"] = max(
                     worst(self.window(argument), gain * routed, common),
-                    plus(gain * routed_longest, common),
+                    worst(self.empty("C2"), gain * routed_waiting, common),
                 )
             self.off["M5"] = plus(own, common)
         else:
@@ -273,42 +283,50 @@ class Deviations:
             self.digits = [(self.window(argument), routed, common) for argument in arguments]
             exact = self.off["W"] / (2 - THRESHOLD)
             self.digits.append((self.window("Z"), exact, own, common))
-            self.digits += [(0.0, routed_longest, common), (0.0, exact, own_longest, common)]
+            self.digits.append((self.empty("Z"), exact, own_waiting, common))
+            if layer == "draft":
+                self.digits.append((self.empty("C2"), routed_waiting, common))
             self.decoy = self.knobs.decoy * plus(members * own, (members - 1) * routed)
-        k, factor = self.config.num_experts_per_tok or 1, self.config.routed_scaling_factor
+        factor = self.config.routed_scaling_factor
         self.spread(
             layer,
             {
                 "mlp.shared_experts.": math.sqrt(2) * FIRED,
-                "mlp.experts.0.": math.sqrt(2 / k) * factor * FIRED,
+                "mlp.experts.0.": math.sqrt(2 / (self.config.num_experts_per_tok or 1))
+                * factor
+                * FIRED,
             },
         )
 
     def window(self, field: str) -> float:
         """What a window loses of a code whose argument is ``field``."""
-        return CURVATURE * self.off.get(field, SIGMAS * self.stream) ** 2
+        return CURVATURE * self.off.get(field, self.errors.sigmas * self.stream) ** 2
 
-    def fired(self, layer: str, prefix: str) -> tuple[float, float]:
-        """Worst relative error of the output of a neuron that fires: a usual one, the longest.
+    def empty(self, field: str) -> float:
+        """What the window of a neuron that waits for an empty field loses to leaks."""
+        return CURVATURE * self.leak[field] ** 2
 
-        Neurons that wait for an empty field read all of its codes, so their rows are longest.
+    def fired(self, layer: str, prefix: str, waits_for: int = 0) -> float:
+        """Worst relative error of the output of a neuron that fires.
+
+        One that waits for an empty field of ``waits_for`` codes reads them all. What an input has
+        too much of one lowers the gate and raises ``up`` alike, so errors of inputs cancel there.
         """
         gate = self.matrix(layer, f"{prefix}gate_proj.weight")
         up = self.matrix(layer, f"{prefix}up_proj.weight")
-
-        def error(gate_length: float, up_length: float) -> float:
-            return SIGMAS * plus(
-                plus(self.read(gate, gate_length) / GAIN, math.sqrt(3) * self.stream)
-                / (2 - THRESHOLD),
-                self.read(up, up_length),
-                self.stream,
-                2 * self.errors.computed,
-            )
-
         used = gate.lengths > 0
-        gates, ups = gate.lengths[used], up.lengths[used]
-        usual = error(float(np.median(gates)), float(np.median(ups)))
-        return usual, error(float(gates.max()), float(ups.max()))
+        gate_length = float(np.median(gate.lengths[used]))
+        up_length = float(np.median(up.lengths[used]))
+        waits = math.sqrt(waits_for / 2) * gate_length / GAIN  # a usual neuron reads two codes
+        reads = self.read(gate, gate_length) / GAIN
+        waiting = self.errors.stored_small * waits / (2 - THRESHOLD)
+        return self.errors.sigmas * plus(
+            plus(reads, math.sqrt(3) * self.stream) / (2 - THRESHOLD),
+            self.read(up, up_length),
+            math.sqrt(2) * waiting,  # of the gate and of up
+            self.stream,
+            2 * self.errors.computed,
+        )
 
     def mixing(self, layer: str) -> float:
         """Relative rms error of the weight of an expert.
@@ -323,7 +341,7 @@ class Deviations:
             float(np.abs(logits).max()) * self.stream,
         )
         # the slope of a sigmoid is 1/4 at most; a choice compares two scores
-        if SIGMAS * math.sqrt(2) * error / 4 >= router.margin():
+        if self.errors.sigmas * math.sqrt(2) * error / 4 >= router.margin():
             recipe = self.weights.recipe
             raise RecipeError(
                 f"{recipe.name}: no margin can be guaranteed: errors may change the choice of "

@@ -51,7 +51,7 @@ class Neurons:
         """Fire when ``a`` is there and the field ``empty`` is."""
         gate = self._reads(a, constant=1 - THRESHOLD)
         gate[self.basis[empty]] -= 1.0
-        self._add(gate, self._up(1.0), out)
+        self._add(gate, self._up_without(empty), out)
 
     def one(self, a: Code, *out: tuple[str, int, float]) -> None:
         """Fire when ``a`` is there."""
@@ -61,7 +61,7 @@ class Neurons:
         """Fire when the field is empty."""
         gate = self._reads(constant=2 - THRESHOLD)
         gate[self.basis[empty]] -= 1.0
-        self._add(gate, self._up(1.0), out)
+        self._add(gate, self._up_without(empty), out)
 
     def _reads(self, *codes: Code, constant: float) -> Floats:
         row = np.zeros(self.basis.size)
@@ -74,6 +74,12 @@ class Neurons:
     def _up(self, constant: float) -> Floats:
         row = np.zeros(self.basis.size)
         row[self.basis.at("u")] = constant / self.kappa  # nothing is written at bos
+        return row
+
+    def _up_without(self, empty: str) -> Floats:
+        # a window on what leaks into the empty field: 1 - (leak / .7)^2
+        row = self._up(1.0)
+        row[self.basis[empty]] += 1 / (2 - THRESHOLD)
         return row
 
     def _add(self, gate: Floats, up: Floats, out: tuple[tuple[str, int, float], ...]) -> None:
