@@ -16,7 +16,7 @@ from fixturegen.suite.outcome import Failure
 #: Share of outputs that must be equal in vLLM's own tests, by method (``> int(share * n)``).
 LOOSE_SHARE = {"none": 0.8, "mtp": 0.8, "eagle": 0.6}
 
-#: Backends that the answer for ``attention=auto`` stands for as well: vLLM's CPU build takes AMX_MLA
+#: Backends that the answer for ``attention=auto`` stands for too: vLLM's CPU build takes AMX_MLA
 #: where the CPU has AMX tiles.
 _VARIANTS = {"AMX_MLA": "CPU_MLA"}
 
