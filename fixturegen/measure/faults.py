@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -404,6 +404,7 @@ SATURATED = "neurons are either well above or well below zero, where these activ
 SPREAD = "a random rotation spreads every code over the width: one column carries 1/hidden_size"
 SHORT = "it turns the angles at the offsets that the heads read at by less than they resolve"
 AT_0 = "the draft has no head at distance 0: its fields come from the hidden state"
+EVEN = "the chosen weights differ too little for the draft's single MoE layer to lose a digit"
 FAINT = "the scores past the chosen experts are planted near zero, so the extra weight is too"
 
 
@@ -610,7 +611,7 @@ def _layer_faults(model: Target, i: int) -> Iterator[Fault]:
     config = model.config
     for h in _spread(config.num_attention_heads, 16):
         yield Fault(f"layer {i}: head {h} dropped", "heads", _dropped(i, config, h))
-    for h in range(0, config.num_attention_heads - 1, 2):
+    for h in _spread(config.num_attention_heads - 1, 15):
         yield Fault(
             f"layer {i}: heads {h} and {h + 1} swapped",
             "heads",
@@ -705,7 +706,7 @@ def _mlp_faults(mlp: Any, i: int) -> Iterator[Fault]:
         yield Fault(
             f"layer {i}: expert {e} dropped", "experts", weight(down, _nothing_of_expert(e))
         )
-    for e in (2 * pair for pair in _spread(count // 2, 16)):
+    for e in _spread(count - 1, 31):
         yield Fault(
             f"layer {i}: experts {e} and {e + 1} swapped",
             "experts",
@@ -789,17 +790,23 @@ def _draft_faults(model: Draft, offsets: Sequence[int]) -> Iterator[Fault]:
     for path in ("input_layernorm", "post_attention_layernorm", "self_attn.kv_a_layernorm"):
         yield Fault(f"{path.split('.')[-1]} without its weight", "norms", unweighted(path))
     for fault in _attention_faults(model.config):
-        at_0 = fault.name == "mask excludes the token itself"
-        yield dataclasses.replace(fault, limit=AT_0) if at_0 else fault
+        if fault.limit != SHORT:  # as blind as in the target, and counted there
+            yield _limited(fault, {"mask excludes the token itself": AT_0})
     for offset in sorted({max(o - 1, 1) for o in offsets}):  # slot i holds token i + 1
         yield Fault(f"KV {offset} back not seen", "kv", hide(at(offset)))
         yield Fault(f"KV {offset} back of another request, while there", "kv", foreign(at(offset)))
     for h in _spread(model.config.num_attention_heads, 16):
         yield Fault(f"head {h} dropped", "heads", _dropped(0, model.config, h))
-    yield from _router_faults(model.config)
+    for fault in _router_faults(model.config):
+        yield _limited(fault, dict.fromkeys(("weights from biased scores", "equal weights"), EVEN))
     for i, layer in enumerate(model.layers):
         yield from _mlp_faults(layer.mlp, i)
     yield Fault("lm_head: rows off by one", "head", output(lambda m: m.head, _rolled))
+
+
+def _limited(fault: Fault, limits: Mapping[str, str]) -> Fault:
+    """The fault with the draft's own reason, where there is one."""
+    return dataclasses.replace(fault, limit=limits.get(fault.name, fault.limit))
 
 
 def _wiring_faults(model: Draft) -> Iterator[Fault]:
