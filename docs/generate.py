@@ -13,6 +13,7 @@ import inspect
 import os
 import subprocess
 import sys
+import textwrap
 import typing
 from pathlib import Path
 from typing import Any
@@ -173,7 +174,9 @@ def _text(thing: Any) -> str:
 
 def screen(command: str, text: str) -> str:
     """A terminal's text as SVG, in the reader's own monospaced font."""
-    lines = [f"$ {command}", *text.rstrip().splitlines()]
+    lines = [f"$ {command}"]
+    for line in text.rstrip().splitlines():
+        lines += textwrap.wrap(line, 110, subsequent_indent=" " * 8, drop_whitespace=False) or [""]
     columns = max(map(len, lines))
     width, height = columns * 8.4 + 32, len(lines) * 18 + 28
     rows = "\n".join(
