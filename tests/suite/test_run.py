@@ -14,7 +14,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from click.testing import CliRunner
 
+from fixturegen.cli import cli
 from fixturegen.errors import FixturegenError
 from fixturegen.suite import run, worker
 from fixturegen.suite.jobs import MARK
@@ -266,6 +268,26 @@ def test_terminated_command_line_leaves_no_worker(options: Make, tmp_path: Path)
     process.stdout.read()
     assert process.wait(60) == 130
     assert load(options().out).interrupted
+
+
+def test_compare_from_the_command_line(options: Make, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    run.run(options("right", out=good), print)
+    run.run(options("wrong", out=bad), print)
+    worse = CliRunner().invoke(cli, ["suite", "compare", str(good), str(bad / "report.json")])
+    assert worse.exit_code == 1
+    assert "mtp-1/eager [cpu]: passed -> failed (state after verification" in worse.output
+    same = CliRunner().invoke(cli, ["suite", "compare", str(good), str(good)])
+    assert (same.exit_code, same.output) == (0, "no change\n")
+    none = CliRunner().invoke(cli, ["suite", "compare", str(good), str(tmp_path)])
+    assert isinstance(none.exception, FixturegenError)
+    assert "report.json: cannot be read" in str(none.exception)
+
+
+@pytest.mark.parametrize("k", ["0", "x", "1,-3", ""])
+def test_bad_k_is_one_line(k: str) -> None:
+    with pytest.raises(FixturegenError, match=r"^--k .*: expected numbers of 1 or more"):
+        CliRunner().invoke(cli, ["suite", "--k", k, "--dry-run"], catch_exceptions=False)
 
 
 def test_atomic_results(tmp_path: Path) -> None:
