@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from fixturegen.check.inputs import Derived, Drafting, KernelInput, Loading, Parallel
+from fixturegen.check.releases import within
 from fixturegen.check.target import Target
 from fixturegen.config import ModelConfig
 from fixturegen.layouts import LAYOUTS, tensors
@@ -13,6 +14,20 @@ BIAS = ".mlp.gate.e_score_correction_bias"
 
 #: Companions of a quantised weight; which of them exist depends on the quantiser.
 SCALES = ("_scale_inv", "_scale", "_scale_2", "input_scale", "rotary_emb.inv_freq")
+
+
+#: Environment variables that the derivation reads; any other may change what it does not know of.
+VARIABLES = {
+    "VLLM_BATCH_INVARIANT",
+    "VLLM_FLASHINFER_MOE_BACKEND",
+    "VLLM_MLA_DISABLE",
+    "VLLM_MOE_USE_DEEP_GEMM",
+    "VLLM_TEST_FORCE_FP8_MARLIN",
+    "VLLM_USE_DEEP_GEMM",
+    "VLLM_USE_FLASHINFER_MOE_FP16",
+    "VLLM_USE_FLASHINFER_MOE_FP4",
+    "VLLM_USE_FLASHINFER_MOE_FP8",
+}
 
 
 def derive(
@@ -35,6 +50,12 @@ def derive(
     unknown = [
         f"tensor names of {c.architectures[0]} are not covered"
         for c in _uncovered((config, names), (draft, draft_names))
+    ]
+    unknown += [
+        f"what {variable} changes is not covered for vLLM {target.vllm}"
+        for variable, _ in target.env
+        if variable not in VARIABLES
+        or (variable == "VLLM_BATCH_INVARIANT" and not within(target.vllm, "0.20.2", None))
     ]
     method = target.speculation.partition(":")[0]
     if method == "mtp":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -153,6 +154,24 @@ def test_unknown_backends_are_unknown() -> None:
     for line in ("attention=MY_ATTN", f"attention=MY_ATTN,{MLA_OFF}", "moe=my_moe"):
         report = check(DEEPSEEK_V3, Target.parse(line))
         assert "unknown" in report.choices.values() and report.verdict == "unknown"
+
+
+def test_variables_that_nobody_read_are_unknown() -> None:
+    for line in (
+        "env=VLLM_ATTENTION_BACKEND=FLASHMLA",
+        "vllm==0.19.1,env=VLLM_BATCH_INVARIANT=1",
+    ):
+        report = check(DEEPSEEK_V3, Target.parse(line))
+        assert report.verdict == "unknown" and "is not covered" in report.unknown[0]
+
+
+def test_variables_are_listed() -> None:
+    """Every variable that a derivation or rule reads is known, and no other."""
+    from fixturegen.check.loading import VARIABLES
+
+    package = Path(sys.modules["fixturegen.check"].__file__ or "").parent
+    text = "".join(p.read_text() for p in package.rglob("*.py"))
+    assert set(re.findall(r'"(VLLM_[A-Z0-9_]+)"', text)) - {"VLLM_CUTLASS"} == VARIABLES
 
 
 def test_eagle_draft_is_checked_beside_its_target() -> None:
