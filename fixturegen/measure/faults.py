@@ -55,7 +55,8 @@ class Call:
 
     ``query`` and ``key`` are ``[texts, heads, slots, qk_head_dim]``, ``value`` ends in
     ``v_head_dim``; ``visible`` (which keys a query sees), ``distance`` (query position minus key
-    position) and ``foreign`` (keys read from the next text instead) are ``[texts, queries, keys]``.
+    position) and ``foreign`` (keys read from the next text, or as zeros if ``unwritten``) are
+    ``[texts, queries, keys]``.
     """
 
     query: Any
@@ -66,6 +67,7 @@ class Call:
     key_positions: Any
     scaling: float
     foreign: Any = None
+    unwritten: bool = False
 
 
 def attention(change: Callable[[Call], None]) -> Injection:
@@ -96,6 +98,8 @@ def _mixed(call: Call, mask: Any) -> tuple[Any, Any]:
         t.roll(1, 0).gather(2, slot.expand(-1, t.shape[1], -1, t.shape[3]))
         for t in (call.key, call.value)
     )
+    if call.unwritten:
+        key, value = torch.zeros_like(key), torch.zeros_like(value)
     own, others = (call.query @ k.transpose(2, 3) * call.scaling for k in (call.key, key))
     weights = (torch.where(foreign, others, own) + mask).softmax(-1)
     mixed = weights.masked_fill(foreign, 0) @ call.value + weights.masked_fill(~foreign, 0) @ value
@@ -141,6 +145,15 @@ def reveal(prompt: int, ahead: int) -> Injection:
 def foreign(chosen: Callable[[Call], Any]) -> Injection:
     """Chosen slots ``[texts, queries, keys]`` are read from another request."""
     return attention(lambda call: setattr(call, "foreign", chosen(call)))
+
+
+def unwritten(chosen: Callable[[Call], Any]) -> Injection:
+    """Chosen slots ``[texts, queries, keys]`` hold zeros."""
+
+    def change(call: Call) -> None:
+        call.foreign, call.unwritten = chosen(call), True
+
+    return attention(change)
 
 
 def columns(part: str, lost: slice) -> Injection:
@@ -507,11 +520,22 @@ def _kv_faults(offsets: Sequence[int], prompt: int) -> Iterator[Fault]:
             foreign(at(offset)),
             "" if offset in offsets else NOBODY,
         )
+        yield Fault(
+            f"KV {offset} back stale (zeros), while there",
+            "kv",
+            unwritten(at(offset)),
+            "" if offset in offsets else NOBODY,
+        )
     for back in (1, 5, 8, 12, 16, 20, 24, 32):
         yield Fault(
             f"KV {back} before the prompt's end of another request, for good",
             "kv",
             foreign(damaged(prompt - 1 - back, prompt)),
+        )
+        yield Fault(
+            f"KV {back} before the prompt's end stale (zeros), for good",
+            "kv",
+            unwritten(damaged(prompt - 1 - back, prompt)),
         )
     for size in (16, 32):
         yield Fault(f"block table: block 0 of {size} read as block 1", "kv", block(size, 0, 1))
