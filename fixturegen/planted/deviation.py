@@ -44,7 +44,7 @@ class Errors:
     stored: float  # weights in the checkpoint's dtype
     stored_small: float  # weights that FP8 recipes quantise
     computed: float  # activations
-    computed_small: float  # activations that FP8 engines quantise
+    computed_small: float  # inputs of the matrices that FP8 recipes quantise
     sigmas: float  # how many of them are taken
 
     @classmethod
@@ -58,7 +58,7 @@ class Errors:
         large = rms(recipe.model.dtype)
         small = rms("float8_e4m3fn") if recipe.model.quantization else large
         sigmas = SIGMAS_FP8 if recipe.model.quantization else SIGMAS
-        return cls(recipe.planted.noise, large, small, large * computing, small * computing, sigmas)
+        return cls(recipe.planted.noise, large, small, large * computing, large * computing, sigmas)
 
 
 def plus(*errors: float) -> float:

@@ -55,7 +55,7 @@ def test_the_worked_example_digit_by_digit():
     [
         ("`deepseek-v3-mtp`, `-eagle` (bf16)", "deepseek-v3-mtp"),
         ("`deepseek-v3-mtp`, `-eagle` (bf16)", "deepseek-v3-eagle"),
-        ("`deepseek-v3-mtp-fp8`, weights and activations in FP8", "deepseek-v3-mtp-fp8"),
+        ("`deepseek-v3-mtp-fp8`, activations in bf16", "deepseek-v3-mtp-fp8"),
     ],
 )
 def test_the_margins(label, name):
