@@ -34,7 +34,7 @@ def command(
 ) -> None:
     """Margins and fault detection of a checkpoint, with transformers.
 
-    Exit code 1: a planted checkpoint raised a false alarm, showed fewer than 97 % of the faults, or
+    Exit code 1: a planted checkpoint raised a false alarm, showed fewer than 98 % of the faults, or
     missed one for no known reason.
     """
     from fixturegen.errors import EngineError

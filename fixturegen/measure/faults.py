@@ -397,11 +397,6 @@ def undivided(find: Find) -> Injection:
     return inject
 
 
-def unweighted(path: str) -> Injection:
-    """Norms, found in all layers, that divide and do not multiply with their weight."""
-    return weight(everywhere(f"{path}.weight"), torch.ones_like)
-
-
 # --- tables --------------------------------------------------------------------------------------
 
 
@@ -630,8 +625,8 @@ def _target_faults(model: Target, offsets: Sequence[int], prompt: int) -> Iterat
         yield Fault(f"silu: {what}", "mlp", _activation(act), SATURATED if what == "gelu" else "")
 
 
-def _layer_faults(model: Target, i: int) -> Iterator[Fault]:
-    """Faults of one decoder layer of the target."""
+def _layer_faults(model: Model, i: int) -> Iterator[Fault]:
+    """Faults of one decoder layer."""
     config = model.config
     for h in _spread(config.num_attention_heads, 16):
         yield Fault(f"layer {i}: head {h} dropped", "heads", _dropped(i, config, h))
@@ -811,20 +806,16 @@ def _draft_faults(model: Draft, offsets: Sequence[int]) -> Iterator[Fault]:
     for name in ("enorm", "hnorm", "norm"):
         of_weight = operator.attrgetter(f"{name}.weight")
         yield Fault(f"{name} without its weight", "norms", weight(of_weight, torch.ones_like))
-    for path in ("input_layernorm", "post_attention_layernorm", "self_attn.kv_a_layernorm"):
-        yield Fault(f"{path.split('.')[-1]} without its weight", "norms", unweighted(path))
     for fault in _attention_faults(model.config):
         if fault.limit != SHORT:  # as blind as in the target, and counted there
             yield _limited(fault, {"mask excludes the token itself": AT_0})
     for offset in sorted({max(o - 1, 1) for o in offsets}):  # slot i holds token i + 1
         yield Fault(f"KV {offset} back not seen", "kv", hide(at(offset)))
         yield Fault(f"KV {offset} back of another request, while there", "kv", foreign(at(offset)))
-    for h in _spread(model.config.num_attention_heads, 16):
-        yield Fault(f"head {h} dropped", "heads", _dropped(0, model.config, h))
     for fault in _router_faults(model.config):
         yield _limited(fault, dict.fromkeys(("weights from biased scores", "equal weights"), EVEN))
-    for i, layer in enumerate(model.layers):
-        yield from _mlp_faults(layer.mlp, i)
+    for i in range(len(model.layers)):
+        yield from _layer_faults(model, i)
     yield Fault("lm_head: rows off by one", "head", output(lambda m: m.head, _rolled))
 
 
