@@ -117,9 +117,7 @@ def memory(folder: Path) -> None:
         overrides += [f"num_hidden_layers={layers}", "draft=none", "targets=[]"]
         size = recipe_size(load_recipe("deepseek-v3-mtp-random", overrides))
         out = str(folder / "memory")
-        result = measure(
-            FIXTUREGEN, recipe="deepseek-v3-mtp-random", overrides=overrides, out=out
-        )
+        result = measure(FIXTUREGEN, recipe="deepseek-v3-mtp-random", overrides=overrides, out=out)
         print(
             f"{size / 1e9:5.1f} GB: peak {result['peak'] / 1e6:4.0f} MB, "
             f"{size / result['seconds'] / 1e9:.2f} GB/s"

@@ -58,8 +58,7 @@ def command(path: str, as_json: bool) -> None:
         click.echo("\n" + table(dims, right=(1,)))
         rows = [["GROUP", "TENSORS", "PARAMETERS", "BYTES"]]
         rows += [
-            [g.name, str(g.tensors), human(g.parameters), human(g.nbytes, "B")]
-            for g in item.groups
+            [g.name, str(g.tensors), human(g.parameters), human(g.nbytes, "B")] for g in item.groups
         ]
         click.echo("\n" + table(rows, right=(1, 2, 3)))
         dtypes = ", ".join(f"{count} {dtype}" for dtype, count in item.dtypes.items())

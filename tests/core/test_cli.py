@@ -112,7 +112,7 @@ def test_dry_run_writes_nothing(tmp_path):
     [
         (["build"], "name a recipe"),
         (["build", "deepseek-v3-mpt"], "did you mean 'deepseek-v3-mtp'?"),
-        (["build", "deepseek-v3-mtp-random", "--set", "hiden_size=1"], "did you mean 'hidden_size'"),
+        (["build", "deepseek-v3-mtp", "--set", "hiden_size=1"], "did you mean 'hidden_size'"),
         (["build", "deepseek-v3-mtp-random", "--jobs", "0"], "--jobs"),
         (["build", "deepseek-v3-mtp-random", "--max-shard-size", "big"], "write it as 2GB"),
         (["inspect", "nowhere"], "nowhere: no such folder"),
