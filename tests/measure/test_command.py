@@ -14,7 +14,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "fixturegen", "measure", *arguments],
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=2400,
         check=False,
     )
 
