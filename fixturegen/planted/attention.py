@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from fixturegen.config import ModelConfig
 from fixturegen.planted.draws import Draws, dyadic
-from fixturegen.planted.fields import Basis, Floats, Rotation
+from fixturegen.planted.fields import Basis, Design, Floats, Rotation
 from fixturegen.planted.function import MIDDLE
 from fixturegen.planted.kernels import Kernel, frequencies, softmax_scale
 from fixturegen.planted.knobs import PlantedKnobs
@@ -165,43 +165,38 @@ class Attention:
         """``[q_lora_rank, hidden]`` in the basis."""
         rank = self._q_codes.shape[1]
         size = LATENT_RMS * math.sqrt(rank / 2) / self.amplitude
-        read = np.zeros((self.k + 2, self.basis.size))
-        read[0, [self.basis.at("u"), self.basis.at("u_bos")]] = 1 / self.knobs.kappa
-        for code in range(self.k + 1):
-            read[1 + code, self.basis.at("C0", code)] = 1.0
-        return dyadic(size * self._q_codes.T @ read)
+        latents = size * self._q_codes.T
+        read = np.zeros((rank, self.basis.size))
+        read[:, [self.basis.at("u"), self.basis.at("u_bos")]] = latents[:, :1] / self.knobs.kappa
+        read[:, self.basis["C0"]] = latents[:, 1:]
+        return dyadic(read)
 
-    def q_b(self) -> Floats:
+    def q_b(self) -> Design:
         """``[heads * (nope + rope), q_lora_rank]``."""
+        each = {role: self._query(role) for role in {role for role, _ in self.heads}}
+        squares = sum(float(np.square(each[role]).sum()) for role, _ in self.heads)
+        short = {role: rows.astype(np.float32) for role, rows in each.items()}
+        return Design.of(np.concatenate([short[role] for role, _ in self.heads]), squares)
+
+    def _query(self, role: Role) -> Floats:
+        """A role's rows of q_b."""
         c = self.config
         scale = softmax_scale(c)
         amplitude = math.sqrt(self._q_codes.shape[1] / 2)
-        rows = []
-        for role, _ in self.heads:
-            a, b = self.kernel(role)
-            key = self._rope_key
-            query = (a - 1j * b) * key / (KEY**2 * scale)
-            nope = np.zeros((c.qk_nope_head_dim, self.k + 2))
-            nope[:, 0] = role.kernel.sink / (KEY * scale) * self._sink_key
-            if role.content:
-                liked = self.match @ self._class_keys[: self.k]
-                nope[:, 1 : self.k + 1] = 8.0 / (KEY * scale) * liked.T
-            rope = np.zeros((c.qk_rope_head_dim, self.k + 2))
-            rope[0::2, 0], rope[1::2, 0] = query.real, query.imag
-            rows.append(np.concatenate([nope, rope]))
-        return dyadic(np.concatenate(rows)) @ self._q_codes / amplitude / self.q_norm
+        a, b = self.kernel(role)
+        query = (a - 1j * b) * self._rope_key / (KEY**2 * scale)
+        nope = np.zeros((c.qk_nope_head_dim, self.k + 2))
+        nope[:, 0] = role.kernel.sink / (KEY * scale) * self._sink_key
+        if role.content:
+            liked = self.match @ self._class_keys[: self.k]
+            nope[:, 1 : self.k + 1] = 8.0 / (KEY * scale) * liked.T
+        rope = np.zeros((c.qk_rope_head_dim, self.k + 2))
+        rope[0::2, 0], rope[1::2, 0] = query.real, query.imag
+        return dyadic(np.concatenate([nope, rope])) @ self._q_codes / amplitude / self.q_norm
 
     def kernel(self, role: Role) -> Floats:
         """The rotary kernel (a, b) of a role, ``[2, rope / 2]``."""
-        if role.name not in self._kernels:
-            self._kernels[role.name] = role.kernel.solve(
-                frequencies(self.config), self.knobs.context
-            )
-        return self._kernels[role.name]
-
-    @cached_property
-    def _kernels(self) -> dict[str, Floats]:
-        return {}
+        return _solved(role.kernel, self.config, self.knobs.context)
 
     # -- keys and values -------------------------------------------------------------------------
 
@@ -264,29 +259,38 @@ class Attention:
         rope[1::2, u] = factor * self._rope_key.imag
         return dyadic(np.concatenate([latent, rope]))
 
-    def kv_b(self) -> Floats:
-        """``[heads * (nope + v), kv_lora_rank]``."""
+    def kv_b(self) -> Design:
+        """``[heads * (nope + v), kv_lora_rank]``; only a few blocks of it are not zero."""
         c = self.config
-        index = {code: i for i, code in enumerate(self._latent_codes)}
+        chunks = dict(
+            zip(self._latent_codes, spans(len(self._latent_codes), c.kv_lora_rank), strict=True)
+        )
+        latents = self._latents.sum(axis=0)  # the chunks are disjoint
         normal, bos = self._latent_amplitude(False), self._latent_amplitude(True)
-        rows = []
+        nope = c.qk_nope_head_dim
+        matrix = np.zeros((len(self.heads), nope + c.v_head_dim, c.kv_lora_rank), np.float32)
+        squares = 0.0
+
+        def put(head: int, rows: slice, vector: Floats, code: tuple[str, int], size: float) -> None:
+            nonlocal squares
+            columns = chunks[code]
+            block = dyadic(np.outer(vector, latents[columns] / size)) / self.kv_norm[columns]
+            matrix[head, rows, columns] = block
+            squares += float(np.square(block).sum())
+
         for head, (role, codes) in enumerate(self.heads):
-            nope = np.zeros((c.qk_nope_head_dim, c.kv_lora_rank))
-            nope += np.outer(KEY * self._sink_key, self._latents[index["u_bos", 0]] / bos)
+            keys = slice(0, nope)
+            put(head, keys, KEY * self._sink_key, ("u_bos", 0), bos)
             if role.content:
                 for code in range(self.k):
-                    nope += np.outer(
-                        KEY * self._class_keys[code],
-                        self._latents[index[role.source, code]] / normal,
-                    )
-            v = np.zeros((c.v_head_dim, c.kv_lora_rank))
-            values = self._values(head)
-            for vector, code in zip(values, codes, strict=True):
+                    put(head, keys, KEY * self._class_keys[code], (role.source, code), normal)
+            parts = spans(len(codes), c.v_head_dim)
+            for vector, code, part in zip(self._values(head), codes, parts, strict=True):
                 # NULL is bos's own code, everything else a normal token's
                 size = bos if code == self.k and role.source in ("C0", "C1", "Q") else normal
-                v += np.outer(vector, self._latents[index[role.source, code]] / size)
-            rows.append(np.concatenate([nope, v]))
-        return dyadic(np.concatenate(rows)) / self.kv_norm
+                rows = slice(nope + part.start, nope + part.stop)
+                put(head, rows, vector[part], (role.source, code), size)
+        return Design.of(matrix.reshape(-1, c.kv_lora_rank), squares)
 
     def _values(self, head: int) -> Floats:
         """Unit value codes of a head, ``[codes, v_head_dim]``, times sqrt(v_head_dim)."""
@@ -296,17 +300,36 @@ class Attention:
             self.config.v_head_dim
         )
 
-    def o(self) -> Floats:
-        """``[hidden, heads * v]``, rows in the basis."""
-        c = self.config
-        matrix = np.zeros((self.basis.size, c.num_attention_heads, c.v_head_dim))
+    def o(self, axes: Floats) -> Design:
+        """``[hidden, heads * v]``; ``axes`` are the rotated coordinates of the basis.
+
+        Each column writes one code.
+        """
+        width = self.config.v_head_dim
+        matrix = np.empty((self.basis.size, len(self.heads), width), np.float32)
+        squares = 0.0
         for head, (role, codes) in enumerate(self.heads):
             gain = 1 + math.exp(role.kernel.sink) if role.dimmed else 1.0
-            for vector, (code, share) in zip(self._values(head), codes.items(), strict=True):
-                matrix[self.basis.at(role.target, code), head] += (
-                    gain * share / c.v_head_dim * vector
-                )
-        return dyadic(matrix.reshape(self.basis.size, -1))
+            target, size = np.zeros(width, np.intp), np.zeros(width)
+            parts = spans(len(codes), width)
+            for vector, part, (code, share) in zip(
+                self._values(head), parts, codes.items(), strict=True
+            ):
+                target[part] = self.basis.at(role.target, code)
+                size[part] = dyadic(gain * share / width * vector[part])
+            matrix[:, head] = (axes[target] * size[:, None]).T
+            squares += float(np.square(size).sum())
+        return Design.of(matrix.reshape(self.basis.size, -1), squares)
+
+
+@lru_cache(maxsize=64)
+def _solved(kernel: Kernel, config: ModelConfig, context: int) -> Floats:
+    return kernel.solve(frequencies(config), context)
+
+
+def spans(count: int, size: int) -> list[slice]:
+    """``size`` dims in ``count`` contiguous chunks."""
+    return [slice(i * size // count, (i + 1) * size // count) for i in range(count)]
 
 
 def chunked_codes(count: int, size: int, draws: Draws, label: str) -> Floats:
@@ -314,12 +337,9 @@ def chunked_codes(count: int, size: int, draws: Draws, label: str) -> Floats:
 
     Magnitudes within a chunk are uneven (0.5 to 1.5), so that rounding errors average out.
     """
-    if count == 0:
-        return np.zeros((0, size))
     magnitude = 0.5 + draws.words(f"{label}:size", size) / 2.0**64
     row = magnitude * draws.signs(f"{label}:sign", size)
     codes = np.zeros((count, size))
-    bounds = [i * size // count for i in range(count + 1)]
-    for code, start, stop in zip(codes, bounds, bounds[1:], strict=False):
-        code[start:stop] = row[start:stop] / math.sqrt((row[start:stop] ** 2).sum())
+    for code, part in zip(codes, spans(count, size), strict=True):
+        code[part] = row[part] / math.sqrt((row[part] ** 2).sum())
     return codes

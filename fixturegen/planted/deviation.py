@@ -18,7 +18,7 @@ from fixturegen.errors import RecipeError
 from fixturegen.planted.attention import KEY, LATENT_RMS, Attention, Role
 from fixturegen.planted.fields import Floats
 from fixturegen.planted.function import DIGITS, MIDDLE
-from fixturegen.planted.kernels import frequencies, softmax_scale
+from fixturegen.planted.kernels import frequencies, softmax_scale, waves
 from fixturegen.planted.layers import ARGUMENTS, COUNTER, LEAD
 from fixturegen.planted.neurons import FIRED, GAIN, THRESHOLD
 from fixturegen.planted.weights import PlantedWeights
@@ -134,8 +134,9 @@ class Deviations:
 
     def _matrix(self, layer: str, part: str) -> Matrix:
         tensor = self.tensors[layer, part]
-        design, rms = self.weights.design(tensor.name, tensor.shape)
-        return Matrix(np.sqrt(np.square(design).sum(axis=1)), rms, tensor.shape[1])
+        design = self.weights.design(tensor.name, tensor.shape)
+        lengths = np.sqrt(np.square(design.values).sum(axis=1))
+        return Matrix(lengths, design.rms, tensor.shape[1])
 
     def read(self, rows: Matrix, length: float | None = None, small: bool = True) -> float:
         """Rms error of the product of a row with an input of rms 1.
@@ -244,10 +245,9 @@ class Deviations:
 
     def _others(self, role: Role, layer: str) -> float:
         # sum of exp(logit) over all distances within the context that a role does not want
-        d = np.setdiff1d(np.arange(self.knobs.context), [p for p, _ in role.kernel.peaks])
-        angle = np.outer(d, frequencies(self.config))
-        a, b = self.weights.layers[layer].attention.kernel(role)
-        return float(np.exp(np.cos(angle) @ a + np.sin(angle) @ b).sum())
+        table = waves(tuple(frequencies(self.config)), self.knobs.context)
+        logits = table @ self.weights.layers[layer].attention.kernel(role).ravel()
+        return float(np.exp(np.delete(logits, [p for p, _ in role.kernel.peaks])).sum())
 
     # -- MLPs ------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ of the stream is known wherever the model normalises, and a code can be read wit
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,31 @@ MAGNITUDES = (0.75, 0.875, 1.0, 1.125, 1.25)
 FINAL_MAGNITUDE = 1.25
 
 
+@dataclass(frozen=True)
+class Design:
+    """What a tensor is planned to be, before noise.
+
+    All of it, or, if ``at`` names them, the only rows (or columns) that are not zero.
+    """
+
+    values: npt.NDArray[np.float32]
+    rms: float  #: of all; to three digits, the same on every machine whatever the sum's order
+    at: npt.NDArray[np.intp] | None = None
+    columns: bool = False  #: ``at`` names columns
+
+    @classmethod
+    def of(cls, values: npt.NDArray[np.floating], squares: float | None = None) -> Design:
+        """A whole design; ``squares`` is the float64 sum of squares where it is known already."""
+        if squares is None:
+            squares = float(np.square(values).sum())
+        return cls(values.astype(np.float32, copy=False), rms_of(squares, values.size))
+
+
+def rms_of(squares: float, count: int) -> float:
+    """Root mean square to three digits, from a sum of squares."""
+    return float(f"{math.sqrt(squares / count):.3g}")
+
+
 class Basis:
     """Coordinates of the fields. ``basis["C1"]`` is a slice of coordinates."""
 
@@ -44,6 +70,7 @@ class Basis:
         for name, width in widths.items():
             self.fields[name] = slice(start, start + width)
             start += width
+        self.used = start
         if start > hidden_size:
             raise RecipeError(
                 f"planted weights with num_classes {num_classes} need hidden_size {start} or more, "
@@ -57,6 +84,10 @@ class Basis:
         """Coordinate of one code."""
         start: int = self.fields[field].start
         return start + code
+
+    def codes(self, field: str) -> range:
+        """Coordinates of all codes of a field."""
+        return range(self.fields[field].start, self.fields[field].stop)
 
     def vector(self, *codes: tuple[str, int, float]) -> Floats:
         """Sum of codes ``(field, code, amplitude)``."""
@@ -84,12 +115,14 @@ class Rotation:
     def __call__(self, x: Floats) -> Floats:
         """Rotate the last axis of ``x``, ``[n, size]``."""
         y = x.T[self.before] * self.signs[:, None]
+        z = np.empty_like(y)
         half = 1
         while half < self.block:
-            y = y.reshape(-1, 2, half, len(x))
-            y = np.stack([y[:, 0] + y[:, 1], y[:, 0] - y[:, 1]], axis=1)
-            half *= 2
-        return np.ascontiguousarray(y.reshape(-1, len(x))[self.after].T)
+            pairs, done = y.reshape(-1, 2, half, len(x)), z.reshape(-1, 2, half, len(x))
+            np.add(pairs[:, 0], pairs[:, 1], out=done[:, 0])
+            np.subtract(pairs[:, 0], pairs[:, 1], out=done[:, 1])
+            y, z, half = z, y, 2 * half
+        return np.ascontiguousarray(y[self.after].T)
 
 
 def norm_weight(draws: Draws, label: str, size: int, final: bool = False) -> Floats:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +50,13 @@ def softmax_scale(config: ModelConfig) -> float:
     return scale
 
 
+@lru_cache(maxsize=2)
+def waves(omega: tuple[float, ...], context: int) -> Floats:
+    """cos(w d) and then sin(w d) of each frequency, ``[context, 2 * len(omega)]``."""
+    angles = np.outer(np.arange(context), omega)
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+
+
 @dataclass(frozen=True)
 class Kernel:
     """Levels in logits. ``peaks`` maps distances to values that K takes there."""
@@ -68,14 +76,13 @@ class Kernel:
             close = np.abs(distances[:, None] - np.array(list(peaks))).min(axis=1) <= 4
             levels[close] = self.near
 
-        def waves(d: npt.ArrayLike) -> Floats:
-            angles = np.multiply.outer(np.asarray(d), omega)
-            return np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
-
-        peak, value = waves(list(peaks)), np.array(list(peaks.values()))
-        rows, bounds = [peak, -peak, -waves(distances)], [value, -value, -levels]
+        table = waves(tuple(omega), context)
+        peak, value = table[list(peaks)], np.array(list(peaks.values()))
+        rows, bounds = [peak, -peak, -table[distances]], [value, -value, -levels]
         if self.future is not None:
-            rows.append(waves([-4]))
+            ahead = table[4:5].copy()  # distance -4: the same cosines, opposite sines
+            ahead[:, len(omega) :] *= -1
+            rows.append(ahead)
             bounds.append(np.array([self.future]))
         try:
             z = least_distance(np.concatenate(rows), np.concatenate(bounds))

@@ -11,15 +11,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from fixturegen.planted.fields import Basis, Floats
+from fixturegen.planted.fields import Basis
 
 GAIN, THRESHOLD = 36.0, 1.3
 #: silu(GAIN * (2 - THRESHOLD)): the output of a neuron that fires.
 FIRED = GAIN * (2 - THRESHOLD) / (1 + math.exp(-GAIN * (2 - THRESHOLD)))
 
 Code = tuple[str, int]
+#: Entries that are not zero by coordinate.
+Row = dict[int, float]
 
 
 @dataclass
@@ -28,9 +28,9 @@ class Neurons:
 
     basis: Basis
     kappa: float
-    gate: list[Floats] = field(default_factory=list)
-    up: list[Floats] = field(default_factory=list)
-    down: list[Floats] = field(default_factory=list)
+    gate: list[Row] = field(default_factory=list)
+    up: list[Row] = field(default_factory=list)
+    down: list[Row] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.gate)
@@ -39,9 +39,7 @@ class Neurons:
         """Fire when both codes are there; window on the amplitude of ``x``."""
         gate = self._reads(a, x, constant=-THRESHOLD)
         slope = 1 / (2 - THRESHOLD)
-        up = self._up(1 + slope)
-        up[self.basis.at(*x)] -= slope
-        self._add(gate, up, out)
+        self._add(gate, self._up(1 + slope) | {self.basis.at(*x): -slope}, out)
 
     def all_three(self, a: Code, x: Code, y: Code, *out: tuple[str, int, float]) -> None:
         """Fire when all three codes are there."""
@@ -50,7 +48,7 @@ class Neurons:
     def without(self, a: Code, empty: str, *out: tuple[str, int, float]) -> None:
         """Fire when ``a`` is there and the field ``empty`` is."""
         gate = self._reads(a, constant=1 - THRESHOLD)
-        gate[self.basis[empty]] -= 1.0
+        gate |= dict.fromkeys(self.basis.codes(empty), -1.0)
         self._add(gate, self._up_without(empty), out)
 
     def one(self, a: Code, *out: tuple[str, int, float]) -> None:
@@ -60,29 +58,22 @@ class Neurons:
     def none(self, empty: str, *out: tuple[str, int, float]) -> None:
         """Fire when the field is empty."""
         gate = self._reads(constant=2 - THRESHOLD)
-        gate[self.basis[empty]] -= 1.0
+        gate |= dict.fromkeys(self.basis.codes(empty), -1.0)
         self._add(gate, self._up_without(empty), out)
 
-    def _reads(self, *codes: Code, constant: float) -> Floats:
-        row = np.zeros(self.basis.size)
-        for code in codes:
-            row[self.basis.at(*code)] += 1.0
+    def _reads(self, *codes: Code, constant: float) -> Row:
         # the threshold counts at bos too, so that noise fires nothing there
-        row[[self.basis.at("u"), self.basis.at("u_bos")]] = constant / self.kappa
-        return row
+        row = {self.basis.at(name): constant / self.kappa for name in ("u", "u_bos")}
+        return row | {self.basis.at(*code): 1.0 for code in codes}
 
-    def _up(self, constant: float) -> Floats:
-        row = np.zeros(self.basis.size)
-        row[self.basis.at("u")] = constant / self.kappa  # nothing is written at bos
-        return row
+    def _up(self, constant: float) -> Row:
+        return {self.basis.at("u"): constant / self.kappa}  # nothing is written at bos
 
-    def _up_without(self, empty: str) -> Floats:
+    def _up_without(self, empty: str) -> Row:
         # a window on what leaks into the empty field: 1 - (leak / .7)^2
-        row = self._up(1.0)
-        row[self.basis[empty]] += 1 / (2 - THRESHOLD)
-        return row
+        return self._up(1.0) | dict.fromkeys(self.basis.codes(empty), 1 / (2 - THRESHOLD))
 
-    def _add(self, gate: Floats, up: Floats, out: tuple[tuple[str, int, float], ...]) -> None:
-        self.gate.append(GAIN * gate)
+    def _add(self, gate: Row, up: Row, out: tuple[tuple[str, int, float], ...]) -> None:
+        self.gate.append({at: GAIN * x for at, x in gate.items()})
         self.up.append(up)
-        self.down.append(self.basis.vector(*out) / FIRED)
+        self.down.append({self.basis.at(name, code): x / FIRED for name, code, x in out})

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections import OrderedDict
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from concurrent.futures import Future
+from functools import cached_property, lru_cache, partial
+from threading import Lock
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,17 +22,23 @@ from fixturegen.planted.fields import (
     FILLER,
     STEPS,
     Basis,
+    Design,
     Floats,
     Norms,
     Rotation,
     norm_weight,
+    rms_of,
 )
 from fixturegen.planted.function import DECOY, DIGITS, SLOTS, Function
 from fixturegen.planted.layers import Lookups
-from fixturegen.planted.neurons import Neurons
+from fixturegen.planted.neurons import Neurons, Row
 from fixturegen.planted.router import Router
 from fixturegen.recipe import Plan, Recipe
-from fixturegen.values.normal import normal
+from fixturegen.values.initializers import NUMPY_DTYPES
+from fixturegen.values.normal import normal, quantiles
+from fixturegen.values.stream import bits16
+
+R = TypeVar("R")
 
 FINAL_NORM = "model.norm.weight"
 #: Noise of a role relative to the recipe's, where it is not 1.
@@ -52,30 +62,55 @@ class PlantedWeights:
         self.layers = {
             name: _Layer(self, name) for name in (("draft",) if self.is_draft else LAYER_NAMES)
         }
-        self.design = lru_cache(maxsize=8)(self._make_design)
+        self.design = Once(self._make_design, keep=8)
 
-    def rows(self, tensor: Tensor, start: int, stop: int) -> npt.NDArray[np.float32]:
-        """Rows of a tensor: the design plus seeded noise, float32."""
+    def rows(self, tensor: Tensor, start: int, stop: int) -> npt.NDArray[Any]:
+        """Rows of a tensor: the design plus seeded noise, added in float32."""
         name = tensor.copy_of or tensor.name
         knob = self.knobs.noise
+        scale: float | Floats
         if tensor.role == "embedding":
-            design = self._embedding(start, stop).astype(np.float32)
-            scale = np.full(stop - start, self._embedding_rms * knob / self.knobs.kappa)
+            design = self._embedding(start, stop)
+            scale = np.full((stop - start, 1), self._embedding_rms * knob / self.knobs.kappa)
             if start == 0:
                 scale[0] /= 10  # bos is read through every dimmed head
         elif tensor.role == "head":
-            design = self._head(start, stop).astype(np.float32)
-            scale = np.full(stop - start, knob * self.head_rms)
+            design = self._head(start, stop)
+            scale = knob * self.head_rms
         else:
             if tensor.role == "norm" and self.place(tensor.name)[1] in FINAL_NORMS:
                 name = FINAL_NORM  # a draft's final norm is the target's, noise and all
-            whole, rms = self.design(tensor.name, tensor.shape)
-            design = whole[start:stop]
-            scale = np.full(stop - start, knob * rms * NOISE.get(tensor.role, 1.0))
+            whole = self.design(tensor.name, tensor.shape)
+            scale = knob * whole.rms * NOISE.get(tensor.role, 1.0)
+            if whole.at is not None:
+                return self._mostly_noise(tensor, start, stop, whole, scale)
+            design = whole.values[start:stop]
         width = math.prod(tensor.shape[1:])
-        noise = normal(self.recipe.seed, name, start * width, (stop - start) * width)
-        noise = noise.reshape(stop - start, -1) * scale.astype(np.float32)[:, None]
-        return noise.reshape(design.shape) + design
+        values = normal(self.recipe.seed, name, start * width, (stop - start) * width)
+        values = values.reshape(design.shape)
+        values *= np.asarray(scale, np.float32)
+        values += design
+        return values
+
+    def _mostly_noise(
+        self, tensor: Tensor, start: int, stop: int, design: Design, scale: float
+    ) -> npt.NDArray[Any]:
+        """The same sum, in the dtype that is stored: most of it is noise and needs no adding."""
+        quantized = tensor.quantized and self.config.quantization
+        dtype = "float32" if quantized else tensor.dtype or self.config.dtype
+        noise, stored = _noise_values(scale, dtype)
+        width = tensor.shape[1]
+        bits = bits16(self.recipe.seed, tensor.name, start * width, (stop - start) * width)
+        index = bits.astype(np.intp).reshape(stop - start, width)
+        values = stored.take(index)
+        assert design.at is not None
+        if design.columns:
+            values[:, design.at] = noise.take(index[:, design.at]) + design.values[start:stop]
+        else:
+            here = (design.at >= start) & (design.at < stop)
+            at = design.at[here] - start
+            values[at] = noise.take(index[at]) + design.values[here]
+        return values
 
     def place(self, name: str) -> tuple[str, str]:
         """Layer name (``"0"``, ``"1"``, ``"2"``, ``"draft"`` or none) and the rest of a name."""
@@ -87,40 +122,53 @@ class PlantedWeights:
             return "draft", match[2]
         return str(layer), match[2]
 
-    def _make_design(
-        self, name: str, shape: tuple[int, ...]
-    ) -> tuple[npt.NDArray[np.float32], float]:
+    def _make_design(self, name: str, shape: tuple[int, ...]) -> Design:
         layer, part = self.place(name)
         if part in FINAL_NORMS:
-            design = self.final_norm
+            design = Design.of(self.final_norm)
         elif part in ("eh_proj.weight", "fc.weight"):
-            design = self._join(blank_first=part == "eh_proj.weight")
+            design = Design.of(self._join(blank_first=part == "eh_proj.weight"))
         else:
             design = self.layers[layer].tensor(part)
-        assert design.shape == shape, (name, design.shape, shape)
-        # three digits: the same on every machine, whatever the order of the sum
-        rms = math.sqrt((design * design).mean())
-        return design.astype(np.float32), float(f"{rms:.3g}")
+        assert design.at is not None or design.values.shape == shape, (name, shape)
+        return design
+
+    @cached_property
+    def axes(self) -> Floats:
+        """Where the rotation takes the coordinates of the fields, ``[coordinates, hidden]``."""
+        return self.rotate(np.eye(self.basis.used, self.basis.size))
 
     @cached_property
     def final_norm(self) -> Floats:
         """Weights of the final norm."""
         return norm_weight(self.draws, "final", self.config.hidden_size, final=True)
 
+    def turn(self, rows: list[Row], amplitude: float = 1.0) -> Floats:
+        """Rotate sparse rows, none of them empty, after a division by ``amplitude``."""
+        at = np.array([i for row in rows for i in row])
+        entries = dyadic(np.array([x for row in rows for x in row.values()]) / amplitude)
+        starts = np.cumsum([0, *(len(row) for row in rows[:-1])])
+        turned: Floats = np.add.reduceat(self.axes[at] * entries[:, None], starts)
+        return turned
+
     # -- embedding and head ----------------------------------------------------------------------
 
-    def _embedding(self, start: int, stop: int) -> Floats:
-        ids = np.arange(start, stop)
-        x = np.zeros((len(ids), self.basis.size))
-        x[:, self.basis.at("u")] = self.knobs.kappa
-        x[np.arange(len(ids)), self.basis.at("C0") + self.function.classes[start:stop]] = 1.0
+    def _embedding(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        rows = self._embedded.take(self.function.classes[start:stop], axis=0)
         if start == 0:
-            null = self.knobs.num_classes
-            first = [(f"D{s + 1}", int(d), 1.0) for s, d in enumerate(self.function.first)]
-            x[0] = self.basis.vector(
-                ("u_bos", 0, self.knobs.kappa), ("C0", null, 1.0), ("Q", null, 1.0), *first
-            )
-        return self.rotate(dyadic(x))
+            rows[0] = self._embedded[-1]
+        return rows
+
+    @cached_property
+    def _embedded(self) -> npt.NDArray[np.float32]:
+        """The embedding of each class and, last, of bos."""
+        null, kappa = self.knobs.num_classes, self.knobs.kappa
+        rows = [self.basis.vector(("u", 0, kappa), ("C0", c, 1.0)) for c in range(null + 1)]
+        first = [(f"D{s + 1}", int(d), 1.0) for s, d in enumerate(self.function.first)]
+        rows.append(
+            self.basis.vector(("u_bos", 0, kappa), ("C0", null, 1.0), ("Q", null, 1.0), *first)
+        )
+        return self.rotate(dyadic(rows)).astype(np.float32)
 
     @property
     def _embedding_rms(self) -> float:
@@ -136,13 +184,14 @@ class PlantedWeights:
         """Rms of lm_head."""
         return self.head_gain * math.sqrt(DIGITS / self.basis.size)
 
-    def _head(self, start: int, stop: int) -> Floats:
+    def _head(self, start: int, stop: int) -> npt.NDArray[np.float32]:
         digits = self.function.digits[start:stop]
-        x = np.zeros((stop - start, self.basis.size))
         (known,) = np.nonzero(digits[:, 0] >= 0)
-        for s in range(DIGITS):
-            x[known, self.basis.at(f"D{s + 1}") + digits[known, s]] = self.head_gain
-        return self.rotate(dyadic(x)) / self.final_norm
+        gain = dyadic(self.head_gain)
+        rows = np.zeros((stop - start, self.basis.size), np.float32)
+        codes = (self.basis.at(f"D{s + 1}") + digits[known, s] for s in range(DIGITS))
+        rows[known] = sum(self.axes[code] for code in codes) * gain / self.final_norm
+        return rows
 
     # -- draft -----------------------------------------------------------------------------------
 
@@ -187,6 +236,33 @@ class PlantedWeights:
         return np.concatenate(parts, axis=1)
 
 
+class Once(Generic[R]):
+    """Calls ``function`` once for each key, from whatever thread, and keeps the last results."""
+
+    def __init__(self, function: Callable[..., R], keep: int) -> None:
+        self.function, self.keep = function, keep
+        self.results: OrderedDict[Any, Future[R]] = OrderedDict()
+        self.lock = Lock()
+
+    def __call__(self, *key: Any) -> R:
+        """The result for ``key``; waits for another thread that is at it."""
+        with self.lock:
+            result = self.results.get(key)
+            mine = result is None
+            if result is None:
+                result = self.results[key] = Future()
+                while len(self.results) > self.keep:
+                    self.results.popitem(last=False)
+            else:
+                self.results.move_to_end(key)
+        if mine:
+            try:
+                result.set_result(self.function(*key))
+            except BaseException as error:
+                result.set_exception(error)
+        return result.result()
+
+
 LAYER_NAMES = ("0", "1", "2", "draft")
 FINAL_NORMS = (FINAL_NORM, "shared_head.norm.weight", "norm.weight")
 
@@ -197,7 +273,7 @@ class _Layer:
     def __init__(self, weights: PlantedWeights, name: str) -> None:
         self.weights, self.name = weights, name
         self.config = weights.config
-        self._expert = lru_cache(maxsize=4)(self._expert_of)
+        self._turned = Once(self._turned_of, keep=4)
 
     def _norm(self, label: str, size: int) -> Floats:
         return norm_weight(self.weights.draws, f"{self.name}:{label}", size)
@@ -254,21 +330,35 @@ class _Layer:
         w = self.weights
         return Router(self.config, w.knobs.num_classes, w.draws, self.name)
 
-    def _expert_of(self, expert: int) -> Neurons:
+    def _neurons(self, expert: int | None) -> Neurons:
+        lookups = self.weights.lookups
+        if expert is None:
+            return lookups.dense() if self.name == "0" else lookups.shared(self.name)
         chosen = self.router.chosen
         if expert not in chosen:  # more experts than places: idle ones repeat others
             expert = int(chosen.flat[expert % chosen.size])
-        return self.weights.lookups.expert(self.name, self.router, expert)
+        return lookups.expert(self.name, self.router, expert)
 
-    @cached_property
-    def _shared(self) -> Neurons:
-        lookups = self.weights.lookups
-        return lookups.dense() if self.name == "0" else lookups.shared(self.name)
+    def _turned_of(self, expert: int | None) -> dict[str, Floats]:
+        """Gate, up and down vectors of the neurons of an expert, or of what all tokens pass."""
+        neurons = self._neurons(expert)
+        gate, up = (
+            self.weights.turn(rows, self.mlp_amplitude) / self.mlp_norm
+            for rows in (neurons.gate, neurons.up)
+        )
+        return {"gate": gate, "up": up, "down": self.weights.turn(neurons.down)}
 
-    def tensor(self, part: str) -> Floats:
+    def tensor(self, part: str) -> Design:
         """The design of one tensor, as stored."""
         w, a = self.weights, self.attention
         rotate = w.rotate
+        large: dict[str, Callable[[], Design]] = {
+            "self_attn.q_b_proj.weight": a.q_b,
+            "self_attn.kv_b_proj.weight": a.kv_b,
+            "self_attn.o_proj.weight": partial(a.o, w.axes),
+        }
+        if part in large:
+            return large[part]()
         simple: dict[str, Callable[[], Floats]] = {
             "input_layernorm.weight": lambda: self.input_norm,
             "post_attention_layernorm.weight": lambda: self.mlp_norm,
@@ -277,44 +367,36 @@ class _Layer:
             "self_attn.q_a_layernorm.weight": lambda: self.q_norm,
             "self_attn.kv_a_layernorm.weight": lambda: self.kv_norm,
             "self_attn.q_a_proj.weight": lambda: rotate(a.q_a()) / self.input_norm,
-            "self_attn.q_b_proj.weight": a.q_b,
             "self_attn.kv_a_proj_with_mqa.weight": lambda: rotate(a.kv_a()) / self.input_norm,
-            "self_attn.kv_b_proj.weight": a.kv_b,
-            "self_attn.o_proj.weight": lambda: rotate(a.o().T).T,
             "mlp.gate.weight": self._router_matrix,
             "mlp.gate.e_score_correction_bias": lambda: self.router.bias,
         }
         if part in simple:
-            return simple[part]()
+            return Design.of(simple[part]())
         match = re.fullmatch(
             r"mlp\.(?:experts\.(\d+)\.|(shared_experts)\.)?(gate|up|down)_proj\.weight", part
         )
         assert match, part
-        if match[1]:
-            neurons, width = self._expert(int(match[1])), self.config.moe_intermediate_size
-        elif match[2]:
-            shared = self.config.n_shared_experts or 0
-            neurons, width = self._shared, shared * self.config.moe_intermediate_size
-        else:
-            neurons, width = self._shared, self.config.intermediate_size
-        return self._mlp(neurons, match[3], width, part[: match.start(3)])
+        width = self.config.moe_intermediate_size
+        if match[2]:
+            width *= self.config.n_shared_experts or 0
+        elif not match[1]:
+            width = self.config.intermediate_size
+        rows = self._turned(int(match[1]) if match[1] else None)[match[3]]
+        return self._spread(rows, match[3] == "down", width, part[: match.start(3)])
 
-    def _mlp(self, neurons: Neurons, kind: str, width: int, label: str) -> Floats:
+    def _spread(self, rows: Floats, down: bool, width: int, label: str) -> Design:
+        """The vectors of neurons at their places among ``width``: rows, or columns if ``down``."""
         w = self.weights
-        if len(neurons) > width:
+        if len(rows) > width:
             raise RecipeError(
-                f"{w.recipe.name}: planted weights need room for {len(neurons)} neurons in "
+                f"{w.recipe.name}: planted weights need room for {len(rows)} neurons in "
                 f"layer {self.name}, {label}* has {width}; raise moe_intermediate_size"
             )
-        places = w.draws.permutation(f"width:{self.name}:{label}", width)[: len(neurons)]
-        if kind == "down":
-            matrix = np.zeros((w.basis.size, width))
-            matrix[:, places] = w.rotate(dyadic(np.array(neurons.down))).T
-            return matrix
-        rows = np.array(neurons.gate if kind == "gate" else neurons.up)
-        matrix = np.zeros((width, w.basis.size))
-        matrix[places] = w.rotate(dyadic(rows / self.mlp_amplitude)) / self.mlp_norm
-        return matrix
+        places = w.draws.permutation(f"width:{self.name}:{label}", width)[: len(rows)]
+        rms = rms_of(float(np.square(rows).sum()), width * w.basis.size)
+        values = (rows.T if down else rows).astype(np.float32)
+        return Design(values, rms, places, columns=down)
 
     def _router_matrix(self) -> Floats:
         w = self.weights
@@ -322,6 +404,13 @@ class _Layer:
         field = w.basis["C0"]
         read[:, field.start : field.start + w.knobs.num_classes] = self.router.logits.T
         return w.rotate(dyadic(read / self.mlp_amplitude)) / self.mlp_norm
+
+
+@lru_cache(maxsize=16)
+def _noise_values(scale: float, dtype: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[Any]]:
+    """The 65,536 values of noise, in float32 and as stored in ``dtype``."""
+    noise = quantiles() * np.float32(scale)
+    return noise, noise.astype(NUMPY_DTYPES[dtype])
 
 
 @lru_cache(maxsize=8)
