@@ -115,7 +115,7 @@ def command(
         return
     signal.signal(signal.SIGTERM, _interrupt)
     report = run.run(options, click.echo)
-    _print(report, options.out)
+    _print(report)
     if report.interrupted:
         ctx.exit(130)
     ctx.exit(0 if report.good else 1)
@@ -157,16 +157,16 @@ def _numbers(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _print(report: Report, out: Path) -> None:
+def _print(report: Report) -> None:
     from fixturegen.suite.outcome import NOT_RUN
-    from fixturegen.suite.report import HTML, result
+    from fixturegen.suite.report import result
 
     ran = [o for o in report.outcomes if o.status != NOT_RUN]
     rows = [["CASE", "STATUS", "S", "RESULT"]]
     rows += [[o.id, o.status, f"{o.seconds:.0f}", result(o)[:80]] for o in ran]
     if ran:
         click.echo("\n" + table(rows, right=(2,)))
-    click.echo(f"\n{report.headline} in {report.seconds:.0f} s; see {out / HTML}")
+    click.echo(f"\n{report.headline} in {report.seconds:.0f} s")
 
 
 def _interrupt(signum: int, frame: object) -> None:

@@ -148,7 +148,7 @@ def case_file(run: Run, case: Case, reference: Mapping[str, Any] | None) -> dict
 
 
 def _oracle(fixture: Fixture) -> Oracle | None:
-    return Oracle.load(fixture.target) if fixture.planted else None
+    return Oracle.load(fixture.target) if fixture.planted and fixture.built else None
 
 
 def _outputs(result: Mapping[str, Any], name: str) -> Any:
@@ -230,7 +230,7 @@ def not_run(case: Case, reason: str, prediction: Prediction) -> Outcome:
 
 
 def tidy(run: Run, case: Case) -> None:
-    """Remove what the engine left beside the result: compiled kernels."""
+    """Remove compiled kernels that the engine left beside the result."""
     shutil.rmtree(run.folder(case) / "cache", ignore_errors=True)
 
 
@@ -298,7 +298,20 @@ def _judge(
         if case.k and oracle is None and not scenario["clipped"]:
             failures += judge.impossible_counters(scenario["name"], case.k, outcome)
     total = sum(len(s["outputs"]) for s in got)
-    measured: dict[str, Any] = {"outputs": total}
+    measured: dict[str, Any] = {"outputs": total, "scenarios": []}
+    for scenario, outcome in zip(wanted, got, strict=True):
+        lengths = [len(prompt) for prompt in scenario["prompts"]]
+        wrong = sum(d.scenario == scenario["name"] for d in found)
+        entry = {
+            "name": scenario["name"],
+            "batch": scenario["batch"] or len(lengths),
+            "prompt_tokens": [min(lengths), max(lengths)],
+            "outputs": len(lengths),
+            "equal": len(lengths) - wrong if scenario["expected"] is not None else None,
+            "prefix_cache_hits": outcome["counters"].get("prefix_cache_hits", 0),
+            "seconds": outcome["seconds"],
+        }
+        measured["scenarios"].append(entry)
     if wanted[0]["expected"] is not None:
         measured["equal"] = total - len(found)
         measured["equal_share"] = round(1 - len(found) / total, 4)
@@ -381,7 +394,9 @@ def _sum(values: Any) -> Any:
 
 
 def _why_no_result(ended: Ended, result: Mapping[str, Any] | None, log: Path) -> str:
-    """One line on a worker that failed, crashed or hung."""
+    """One line on a worker that failed, crashed, hung or never started."""
+    if ended.not_started:
+        return f"cannot be started: {ended.not_started}"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     steps = [line.split(STEP, 1)[1].strip() for line in lines if STEP in line]
     at = f" during: {steps[-1]}" if steps else ""

@@ -44,16 +44,18 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a job ended. ``returncode`` is None when it was stopped at its time limit."""
+    """How a job ended. ``returncode`` is None when it was stopped, or never started."""
 
     job: Job
     returncode: int | None
     seconds: float
+    #: Why it could not be started, such as a full disk; otherwise empty.
+    not_started: str = ""
 
     @property
     def timed_out(self) -> bool:
         """Whether the time limit ended it."""
-        return self.returncode is None
+        return self.returncode is None and not self.not_started
 
 
 @dataclass
@@ -63,25 +65,38 @@ class _Running:
     mark: str
     temp: Path
     started: float
+    cores: set[int]
 
 
 def run_jobs(
-    jobs: Sequence[Job], workers: int, on_start: Callable[[Job], None] = lambda job: None
+    jobs: Sequence[Job],
+    workers: int,
+    on_start: Callable[[Job], None] = lambda job: None,
+    *,
+    pin: bool = False,
 ) -> Iterator[Ended]:
     """Run ``jobs`` in order, at most ``workers`` at once, and yield each as it ends.
 
-    Closing the iterator, or an exception in the consumer, ends the jobs that are still running.
+    ``pin`` deals the CPU cores out to the workers: engines that compute on the same cores wait for
+    each other at every step. Closing the iterator, or an exception in the consumer, ends the jobs
+    that are still running.
     """
     waiting = list(reversed(jobs))
     running: list[_Running] = []
+    shares = _shares(workers) if pin else [set[int]()] * workers
     try:
         while waiting or running:
-            while waiting and len(running) < workers:
+            while waiting and shares:
                 job = waiting.pop()
                 on_start(job)
-                running.append(_start(job))
+                try:
+                    running.append(_start(job, shares[-1]))
+                    shares.pop()
+                except OSError as error:
+                    yield Ended(job=job, returncode=None, seconds=0.0, not_started=str(error))
             for ended in [r for r in running if _has_ended(r)]:
                 running.remove(ended)
+                shares.append(ended.cores)
                 yield _end(ended)
             time.sleep(_POLL_S)
     finally:
@@ -89,23 +104,37 @@ def run_jobs(
             _end(left)
 
 
-def _start(job: Job) -> _Running:
+def _shares(workers: int) -> list[set[int]]:
+    """This process's cores, dealt out; none where the system cannot bind processes to cores."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return [set(cores[i % max(1, len(cores)) :: workers]) for i in range(workers)]
+
+
+def _start(job: Job, cores: set[int]) -> _Running:
+    """Start a job on ``cores``, or on all where there are none; raises OSError."""
     mark = uuid.uuid4().hex
     temp = Path(tempfile.mkdtemp(prefix="fixturegen-"))
-    for file in job.temp_files:
-        shutil.copy(file, temp)
-    job.log.parent.mkdir(parents=True, exist_ok=True)
-    with job.log.open("wb") as log:
-        process = subprocess.Popen(
-            job.command,
-            env={**os.environ, **job.env, "TMPDIR": str(temp), MARK: mark},
-            cwd=job.cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    return _Running(job, process, mark, temp, time.monotonic())
+    try:
+        for file in job.temp_files:
+            shutil.copy(file, temp)
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        with job.log.open("wb") as log:
+            process = subprocess.Popen(
+                job.command,
+                env={**os.environ, **job.env, "TMPDIR": str(temp), MARK: mark},
+                cwd=job.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+    except OSError:
+        shutil.rmtree(temp, ignore_errors=True)
+        raise
+    if cores:
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(process.pid, cores)
+    return _Running(job, process, mark, temp, time.monotonic(), cores)
 
 
 def _has_ended(running: _Running) -> bool:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fixturegen.errors import FixturegenError
 from fixturegen.suite.diagnosis import PLACES
 from fixturegen.suite.worker import write_json
 
@@ -66,15 +65,16 @@ class Outcome:
         return cls(**{**data, "failures": failures})
 
 
-def save(path: Path, fingerprint: str, outcome: Outcome) -> None:
-    """Keep an outcome for ``--resume``. ``fingerprint`` says what it is the outcome of.
+def save(path: Path, fingerprint: str, outcome: Outcome) -> str:
+    """Keep an outcome for ``--resume``; returns why it could not be kept, or an empty string.
 
-    Raises FixturegenError when it cannot be written.
+    ``fingerprint`` says what it is the outcome of.
     """
     try:
         write_json(path, {"fingerprint": fingerprint, "outcome": outcome.to_dict()})
     except OSError as error:
-        raise FixturegenError(f"{path}: cannot be written: {error.strerror}") from None
+        return f"{path}: {error.strerror}"
+    return ""
 
 
 def saved(path: Path, fingerprint: str) -> Outcome | None:

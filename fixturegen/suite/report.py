@@ -21,6 +21,9 @@ FORMAT = 1
 
 JSON, MARKDOWN, HTML, JUNIT = "report.json", "report.md", "report.html", "junit.xml"
 
+#: Columns of :func:`asked`.
+ASKED = ("scenario", "prompts per call", "prompt tokens", "cases", "outputs", "as expected")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -132,13 +135,47 @@ def environment_rows(report: Report) -> list[tuple[str, str]]:
 
 
 def chosen(outcome: Outcome) -> str:
-    """Backends that really ran, in a few words."""
+    """Backends and options that really ran, in a few words."""
     shown = ("attention", "prefill", "decode", "flash_attention", "moe", "linear")
-    return ", ".join(
+    options = ("async_scheduling", "chunked_prefill", "prefix_caching")
+    parts = [
         f"{name} {value}"
         for name, value in outcome.choices.items()
         if name.removeprefix("draft ") in shown
-    )
+    ]
+    on = [name.replace("_", " ") for name in options if outcome.choices.get(name)]
+    return ", ".join([*parts, *on])
+
+
+def asked(report: Report) -> list[tuple[str, ...]]:
+    """What the engines of the exact suite were asked, one row for each scenario.
+
+    Scenario, prompts per call, shortest and longest prompt, cases, outputs, and how many of these
+    were as expected.
+    """
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for outcome in report.outcomes:
+        for scenario in outcome.measured.get("scenarios", ()):
+            found.setdefault(scenario["name"], []).append(scenario)
+    rows = []
+    for name, each in found.items():
+        shortest = min(s["prompt_tokens"][0] for s in each)
+        longest = max(s["prompt_tokens"][1] for s in each)
+        batch = max(s["batch"] for s in each)
+        outputs = sum(s["outputs"] for s in each)
+        equal = sum(s["equal"] for s in each if s["equal"] is not None)
+        numbers = (batch, f"{shortest} to {longest}", len(each), outputs, equal)
+        rows.append((name, *map(str, numbers)))
+    return rows
+
+
+def unrun(report: Report) -> list[tuple[Outcome, list[str]]]:
+    """What did not run: for each reason and prediction an outcome, and the cases it stands for."""
+    groups: dict[tuple[str, ...], list[Outcome]] = {}
+    for o in report.outcomes:
+        if o.status == NOT_RUN:
+            groups.setdefault((o.suite, o.gpu, o.reason, prediction(o)), []).append(o)
+    return [(group[0], [o.id for o in group]) for group in groups.values()]
 
 
 def result(outcome: Outcome) -> str:
@@ -175,7 +212,9 @@ def markdown(report: Report) -> str:
         f'- lifted skip: `{e["test"]}` ("{e["reason"]}"): {e["because"]}' for e in report.lifted
     ]
     ran = [o for o in report.outcomes if o.status != NOT_RUN]
-    left = [o for o in report.outcomes if o.status == NOT_RUN]
+    if rows := asked(report):
+        lines += ["", "| " + " | ".join(ASKED) + " |", "|---" * len(ASKED) + "|"]
+        lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
     if ran:
         lines += ["", "| case | status | s | backends chosen | result |", "|---|---|---|---|---|"]
         lines += [
@@ -188,12 +227,12 @@ def markdown(report: Report) -> str:
         lines += ["", f"**{outcome.id}**", ""]
         lines += [f"- {f.scenario}: {f.message} ({f.explained})" for f in outcome.failures]
         lines += ["", f"    {outcome.command}"]
-    if left:
-        lines += ["", f"<details><summary>{len(left)} not run</summary>", ""]
-        lines += ["| case | GPU | why | check's prediction |", "|---|---|---|---|"]
+    if left := unrun(report):
+        lines += ["", f"<details><summary>{report.counts[NOT_RUN]} not run</summary>", ""]
+        lines += ["| cases | GPU | why | check's prediction |", "|---|---|---|---|"]
         lines += [
-            f"| {_cell(o.id)} | {o.gpu} | {_cell(o.reason)} | {_cell(prediction(o))} |"
-            for o in left
+            f"| {_cell('<br>'.join(ids))} | {o.gpu} | {_cell(o.reason)} | {_cell(prediction(o))} |"
+            for o, ids in left
         ]
         lines += ["", "</details>"]
     return "\n".join(lines) + "\n"
@@ -260,7 +299,9 @@ def html(report: Report) -> str:
             report=report,
             environment=environment_rows(report),
             ran=[o for o in report.outcomes if o.status != NOT_RUN],
-            left=[o for o in report.outcomes if o.status == NOT_RUN],
+            left=unrun(report),
+            asked_of=ASKED,
+            asked=asked(report),
             chosen=chosen,
             result=result,
             prediction=prediction,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fixturegen.errors import FixturegenError
 from fixturegen.suite import exact, fixtures, machine, report, upstream
 from fixturegen.suite.cases import Case, matrix
 from fixturegen.suite.jobs import Job, run_jobs
@@ -71,7 +73,8 @@ class _Progress:
     def started(self, job: Job) -> None:
         self.echo(f"[{self.ran + 1}/{self.total}] {job.id} ...")
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: Outcome, problem: str = "") -> None:
+        """Add the outcome of a run, and say what stood in the way of keeping it."""
         self.outcomes[outcome.suite, outcome.gpu, outcome.id] = outcome
         self.ran += 1
         left = (time.monotonic() - self.began) / self.ran * (self.total - self.ran)
@@ -81,6 +84,8 @@ class _Progress:
             + (f": {text}" if text else "")
             + (f" (about {_clock(left)} left)" if self.ran < self.total else "")
         )
+        if problem:
+            self.echo(f"--resume will run it again: {problem}")
 
 
 def run(options: Options, echo: Echo) -> Report:
@@ -123,9 +128,8 @@ def run(options: Options, echo: Echo) -> Report:
         for ended in run_jobs([test.job for test in waiting.values()], 1, progress.started):
             test = waiting[ended.job.id]
             outcome = upstream.verdict(test, ended, here, options.out)
-            save(test.kept, test.fingerprint, outcome)
             lifted += upstream.lifted(test)
-            progress.ended(outcome)
+            progress.ended(outcome, save(test.kept, test.fingerprint, outcome))
     except KeyboardInterrupt:
         interrupted = True
         echo("interrupted; writing a report of what ran")
@@ -144,27 +148,43 @@ def run(options: Options, echo: Echo) -> Report:
         lifted=tuple(lifted),
         notes=(*tests.notes, *_left_out(shared, planned)),
     )
-    report.write(done, options.out)
+    echo(f"report: {_written(done, options.out, echo) / report.HTML}")
     return done
+
+
+def _written(done: Report, out: Path, echo: Echo) -> Path:
+    """Where the report is: ``out``, or a temporary folder when that cannot be written."""
+    try:
+        report.write(done, out)
+    except FixturegenError as error:
+        echo(str(error))
+        out = Path(tempfile.mkdtemp(prefix="fixturegen-report-"))
+        report.write(done, out)
+    return out
 
 
 def dry_run(options: Options, echo: Echo) -> None:
     """List the cases and the commands; run and write nothing."""
-    shared = _shared(options)
+    shared = _shared(options, build_missing=False)
+    for fixture in shared.fixtures.values():
+        if not fixture.built:
+            echo(f"{fixture.name}: not there yet, would be built into {options.fixtures}")
     for p in _planned(options, shared):
         if p.obstacle:
             echo(f"{p.case.id} [{p.case.gpu}]: not run: {p.obstacle}")
         else:
             echo(f"{p.case.id} [{p.case.gpu}]\n    {exact.command(shared, p.case)}")
     if "vllm" in options.suites:
+        obstacle = upstream.obstacle(shared.machine)
         for fixture in shared.fixtures.values():
             for stand in fixture.recipe.stands_for:
                 tests = ", ".join(stand.tests)
-                echo(f"vLLM's {tests}: {stand.model} -> {fixture.checkpoint(stand.part)}")
+                line = f"vLLM's {tests}: {stand.model} -> {fixture.checkpoint(stand.part)}"
+                echo(line + (f": not run: {obstacle}" if obstacle else ""))
 
 
-def _shared(options: Options) -> exact.Run:
-    found = fixtures.find(options.fixtures, options.recipes)
+def _shared(options: Options, *, build_missing: bool = True) -> exact.Run:
+    found = fixtures.find(options.fixtures, options.recipes, build_missing=build_missing)
     return exact.Run(
         machine=machine.local(),
         fixtures={fixture.name: fixture for fixture in found},
@@ -222,14 +242,14 @@ def _run_exact(
                 progress.ended(exact.failed_to_run(p.case, why, p.prediction))
                 continue
             waiting[jobs[-1].id] = p
-        for ended in run_jobs(jobs, options.workers, progress.started):
+        pin = not shared.machine.on_gpu
+        for ended in run_jobs(jobs, options.workers, progress.started, pin=pin):
             p = waiting[ended.job.id]
             reference = references.get(p.case.reference_case)
             outcome = exact.verdict(shared, p.case, ended, reference, p.prediction)
             exact.tidy(shared, p.case)
             kept = shared.folder(p.case) / "outcome.json"
-            save(kept, exact.fingerprint(shared, p.case), outcome)
-            progress.ended(outcome)
+            progress.ended(outcome, save(kept, exact.fingerprint(shared, p.case), outcome))
         if stage:
             references = {p.case: exact.load_result(shared, p.case) for p in planned}
 

@@ -64,19 +64,21 @@ def _fetch(version: str, cached: Path) -> None:
     """
     cached.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cached.parent) as scratch:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--disable-pip-version-check",
-        ]
-        command += ["--no-deps", "--no-binary", "vllm", "--no-build-isolation", "--no-clean"]
-        command += ["--dest", scratch, f"vllm=={version}"]
-        done = subprocess.run(
-            command, env=_environment(scratch), capture_output=True, text=True, timeout=900
-        )
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+        source = ["--no-deps", "--no-binary", "vllm", "--no-build-isolation", "--no-clean"]
+        try:
+            done = subprocess.run(
+                [*pip, *source, "--dest", scratch, f"vllm=={version}"],
+                env=_environment(scratch),
+                capture_output=True,
+                text=True,
+                timeout=900,
+            )
+        except subprocess.TimeoutExpired:
+            raise EngineError(
+                f"pip did not fetch the source release of vLLM {version} within 900 s; give its "
+                "source tree with --vllm-src"
+            ) from None
         for archive in Path(scratch).glob("vllm-*.tar.gz"):
             shutil.unpack_archive(archive, scratch)
         trees = [

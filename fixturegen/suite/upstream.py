@@ -70,16 +70,20 @@ def plan(
     ]
     if not standing:
         return Plan(notes=("no fixture of this run stands in for a model of vLLM's tests",))
-    obstacle = machine.problem or ("" if machine.on_gpu else "vLLM's own tests need a GPU")
-    if obstacle:
-        here = [_unrun(f, machine.gpu, machine, obstacle) for f in standing]
+    if why := obstacle(machine):
+        here = [_unrun(f, machine.gpu, machine, why) for f in standing]
         return Plan(outcomes=(*here, *elsewhere))
     try:
         tests = sources.tests_folder(machine.vllm, given)
         return _collect(standing, machine, out.absolute() / "vllm", tests, elsewhere, timeout_s)
-    except EngineError as error:
+    except (EngineError, OSError) as error:
         wrong = [_unrun(f, machine.gpu, machine, str(error), ERROR) for f in standing]
         return Plan(outcomes=(*wrong, *elsewhere))
+
+
+def obstacle(machine: Machine) -> str:
+    """Why vLLM's own tests cannot run on ``machine``, or an empty string."""
+    return machine.problem or ("" if machine.on_gpu else "vLLM's own tests need a GPU")
 
 
 def _case(fixture: Fixture, gpu: str) -> Case:
@@ -168,14 +172,17 @@ def _collected(folder: Path, models: Iterable[str]) -> tuple[list[dict[str, Any]
         raise EngineError(f"no test of this vLLM names any of {', '.join(models)}")
     found = folder / "collected.json"
     found.unlink(missing_ok=True)
-    done = subprocess.run(
-        [*_pytest(), "--collect-only", "-q", "--continue-on-collection-errors", *files],
-        cwd=folder,
-        env={**os.environ, **_environment(folder, "all", found)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    try:
+        done = subprocess.run(
+            [*_pytest(), "--collect-only", "-q", "--continue-on-collection-errors", *files],
+            cwd=folder,
+            env={**os.environ, **_environment(folder, "all", found)},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+    except subprocess.TimeoutExpired:
+        raise EngineError("pytest did not collect vLLM's tests within 600 s") from None
     errors = [line for line in done.stdout.splitlines() if line.startswith("E  ")]
     lines = errors or done.stderr.strip().splitlines() or done.stdout.strip().splitlines()
     error = lines[-1].removeprefix("E").strip() if lines else f"pytest gave {done.returncode}"
@@ -276,6 +283,8 @@ def interrupted(test: Test, machine: Machine) -> Outcome:
 
 
 def _status(ended: Ended) -> tuple[str, str]:
+    if ended.not_started:
+        return ERROR, f"cannot be started: {ended.not_started}"
     if ended.timed_out:
         return ERROR, f"no end within {ended.job.timeout_s:.0f} s"
     try:
