@@ -17,9 +17,11 @@ class PlantedKnobs:
         at_least=0,
         at_most=1,
     )
-    noise: float = key("noise on every weight, relative to its rms", 0.01, at_least=0, at_most=0.02)
+    noise: float = key(
+        "noise on every weight, relative to its rms", 0.005, at_least=0, at_most=0.02
+    )
     num_classes: int = key("classes of tokens", 16, at_least=8, at_most=32)
-    decoy: float = key("amplitude of wrong digits", 0.6, at_least=0.5, at_most=0.7)
+    decoy: float = key("amplitude of wrong digits", 0.55, at_least=0.5, at_most=0.7)
     offset_y: int = key("near offset of the content heads", 5, at_least=3, at_most=64)
     offset_y_far: int = key("far offset of the content heads", 68, at_least=4, at_most=1024)
     offset_z: int = key("offset of the intermediate result", 6, at_least=3, at_most=128)
