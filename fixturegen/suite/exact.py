@@ -34,6 +34,9 @@ from fixturegen.suite.worker import STEP, write_json
 #: KV cache of one engine. All prompts of a scenario fit, so that nothing is preempted.
 KV_CACHE_BYTES = 2 * 2**30
 
+#: With less than this left a disk counts as full.
+_FULL_BYTES = 2**20
+
 WORKER = (sys.executable, "-m", "fixturegen.suite.worker")
 
 
@@ -405,7 +408,8 @@ def _why_no_result(ended: Ended, result: Mapping[str, Any] | None, log: Path) ->
     if result is None:
         code = ended.returncode or 0
         how = f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        cause = root_cause(lines)
+        full = shutil.disk_usage(log.parent).free < _FULL_BYTES
+        cause = f"the disk of {log.parent} is full" if full else root_cause(lines)
         return f"the worker was {how}{at}" + (f": {cause}" if cause else "")
     error: str = result["error"]
     if cause := root_cause(lines):

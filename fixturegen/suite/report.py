@@ -22,7 +22,7 @@ FORMAT = 1
 JSON, MARKDOWN, HTML, JUNIT = "report.json", "report.md", "report.html", "junit.xml"
 
 #: Columns of :func:`asked`.
-ASKED = ("scenario", "prompts per call", "prompt tokens", "cases", "outputs", "as expected")
+ASKED = ("scenario", "prompts per call", "prompt tokens", "cases", "as expected")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +150,8 @@ def chosen(outcome: Outcome) -> str:
 def asked(report: Report) -> list[tuple[str, ...]]:
     """What the engines of the exact suite were asked, one row for each scenario.
 
-    Scenario, prompts per call, shortest and longest prompt, cases, outputs, and how many of these
-    were as expected.
+    Scenario, prompts per call, shortest and longest prompt, cases, and how many of the outputs that
+    have an expectation (a reference run has none) were as expected.
     """
     found: dict[str, list[Mapping[str, Any]]] = {}
     for outcome in report.outcomes:
@@ -162,9 +162,9 @@ def asked(report: Report) -> list[tuple[str, ...]]:
         shortest = min(s["prompt_tokens"][0] for s in each)
         longest = max(s["prompt_tokens"][1] for s in each)
         batch = max(s["batch"] for s in each)
-        outputs = sum(s["outputs"] for s in each)
-        equal = sum(s["equal"] for s in each if s["equal"] is not None)
-        numbers = (batch, f"{shortest} to {longest}", len(each), outputs, equal)
+        compared = [s for s in each if s["equal"] is not None]
+        outputs, equal = (sum(s[n] for s in compared) for n in ("outputs", "equal"))
+        numbers = (batch, f"{shortest} to {longest}", len(each), f"{equal}/{outputs}")
         rows.append((name, *map(str, numbers)))
     return rows
 

@@ -6,6 +6,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +24,9 @@ if speculative and behaviour == "crash":
 if speculative and behaviour == "hang":
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # left behind"])
     time.sleep(600)
+if speculative and behaviour == "port":
+    taken = socket.create_server(("127.0.0.1", 0))
+    socket.create_server(taken.getsockname())
 if speculative and behaviour == "error":
     print("(EngineCore pid=1) ValueError: Free memory on device is less than desired", flush=True)
     message = "RuntimeError: Engine core initialization failed. See root cause above."

@@ -19,11 +19,12 @@ from click.testing import CliRunner
 from fixturegen.cli import cli
 from fixturegen.errors import FixturegenError
 from fixturegen.suite import run, worker
-from fixturegen.suite.jobs import MARK
+from fixturegen.suite.jobs import MARK, Job, run_jobs
 from fixturegen.suite.machine import Machine, release
 from fixturegen.suite.outcome import ERROR, FAILED, NOT_RUN, PASSED
 from fixturegen.suite.report import Report, load
 from fixturegen.suite.run import Options
+from fixturegen.suite.scenarios import MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS
 
 Make = Callable[..., Options]
 pytestmark = pytest.mark.usefixtures("cpu")
@@ -51,6 +52,13 @@ def test_a_right_engine_passes(options: Make) -> None:
     assert drafted["equal"] == drafted["outputs"] == 166
     assert drafted["acceptance_length"] == 1.4
     assert drafted["accepted_per_pos"] == [20]
+    asked = {
+        s["name"]: (s["batch"], s["prompt_tokens"][1], s["equal"]) for s in drafted["scenarios"]
+    }
+    assert {batch for batch, *_ in asked.values()} >= {1, 7, 100}
+    assert asked["up to max_model_len"] == (2, MAX_MODEL_LEN - 5, 2)
+    assert asked["long, chunked prefill"][1] > MAX_NUM_BATCHED_TOKENS
+    assert all(s["prefix_cache_hits"] for s in drafted["scenarios"] if s["name"] == "prefix cache")
     assert any(line.startswith("[3/3]") and "passed" in line for line in lines)
 
 
@@ -73,6 +81,7 @@ def test_what_cannot_run_is_listed_with_a_prediction(options: Make) -> None:
     [
         ("crash", "the worker was killed by signal 9 during: start the engine"),
         ("error", "ValueError: Free memory on device is less than desired"),
+        ("port", "the worker was ended with code 1 during: start the engine: OSError: [Errno 98]"),
         ("hang", "no answer within 10 s during: start the engine"),
     ],
 )
@@ -182,10 +191,14 @@ def test_resume_does_not_trust_another_fixture(options: Make, tmp_path: Path) ->
     assert sum(line.endswith("...") for line in lines) == 3
 
 
-def test_dry_run_writes_nothing(options: Make) -> None:
+def test_dry_run_writes_nothing(options: Make, tmp_path: Path) -> None:
     lines: list[str] = []
-    run.dry_run(options(), lines.append)
+    both = ("deepseek-v3-mtp-random", "deepseek-v3-eagle")
+    run.dry_run(options(recipes=both, suites=("exact", "vllm")), lines.append)
     assert not options().out.exists()
+    assert [p.name for p in (tmp_path / "fixtures").iterdir()] == ["deepseek-v3-mtp-random"]
+    assert any(line.startswith("deepseek-v3-eagle: not there yet") for line in lines)
+    assert any(line.endswith("not run: vLLM's own tests need a GPU") for line in lines)
     assert any("python" in line and "case.json" in line for line in lines)
     assert any("not run: needs SM100" in line for line in lines)
 
@@ -220,6 +233,42 @@ def test_full_disk(options: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "No space left on device" in of(report, "target/eager").reason
 
 
+def test_a_report_that_cannot_be_written_goes_elsewhere(
+    options: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").touch()
+    (tmp_path / "spare").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "spare"))
+    lines: list[str] = []
+    made = run.run(options(), lines.append)
+    assert any("report cannot be written: File exists" in line for line in lines)
+    place = Path(lines[-1].removeprefix("report: ")).parent
+    assert place.parent == tmp_path / "spare"
+    assert load(place).counts == made.counts == {PASSED: 0, FAILED: 0, ERROR: 3, NOT_RUN: 6}
+
+
+def test_a_job_that_cannot_start_does_not_stop_the_rest(tmp_path: Path) -> None:
+    def job(name: str, cwd: Path) -> Job:
+        return Job(id=name, command=("true",), log=tmp_path / name, timeout_s=10, cwd=cwd)
+
+    first, second = run_jobs([job("a", tmp_path / "none"), job("b", tmp_path)], 1)
+    assert "No such file" in first.not_started and not first.timed_out
+    assert (second.returncode, second.not_started) == (0, "")
+
+
+def test_pinned_jobs_share_the_cores(tmp_path: Path) -> None:
+    code = "import os; print(*os.sched_getaffinity(0))"
+    wait = "import time; time.sleep(0.3);"  # the job is bound right after its start
+    jobs = [
+        Job(id=n, command=(sys.executable, "-c", wait + code), log=tmp_path / n, timeout_s=30)
+        for n in "ab"
+    ]
+    assert [ended.returncode for ended in run_jobs(jobs, 2, pin=True)] == [0, 0]
+    a, b = (set((tmp_path / n).read_text().split()) for n in "ab")
+    assert a | b == {str(core) for core in os.sched_getaffinity(0)}
+    assert len(a | b) == 1 or not a & b
+
+
 def test_reports(options: Make) -> None:
     made = run.run(options("wrong"), print)
     out = options().out
@@ -235,6 +284,7 @@ def test_reports(options: Make) -> None:
     text = (out / "report.md").read_text()
     assert "2 passed, 1 failed, 6 not run" in text
     assert "| deepseek-v3-mtp-random/auto/mla/mtp-1/eager | failed |" in text
+    assert "| batches of 7 | 7 | 4 to 58 | 3 | 28/56 |" in text
 
 
 def test_a_report_of_another_format_is_refused(options: Make) -> None:
