@@ -1,17 +1,20 @@
 """Build speed and memory, against the obvious alternative and the disk.
 
-    python benchmarks/build.py [--folder DIR] [--memory]
+    python benchmarks/build.py [--folder DIR] [--planted] [--memory]
 
 1. At least 600 M parameters in bf16: a plain write of as many bytes, fixturegen, then
    ``DeepseekV3ForCausalLM(config)`` cast to bf16 with ``save_pretrained``; each in a process of its
    own, each with its data on the disk at the end.
-2. With ``--memory``: peak memory of builds of about 1, 4 and 10 GB.
+2. Planted weights beside random ones, on the default recipe and on one of 700 M parameters or more:
+   the best of three builds of each, in turns, with imports done.
+3. With ``--memory``: peak memory of builds of about 1, 4 and 10 GB.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -28,6 +31,9 @@ LARGE = {
     "num_nextn_predict_layers": 0,
     "vocab_size": 32768,
 }
+
+#: The same width with the layers that planted weights have: three and an MTP layer.
+LARGE_PLANTED = {**LARGE, "num_hidden_layers": 3, "num_nextn_predict_layers": 1}
 
 MEASURE = """
 import json, resource, sys, time
@@ -107,6 +113,28 @@ def speed(folder: Path) -> None:
     )
 
 
+def planted(folder: Path) -> None:
+    """Builds of planted weights against builds of random weights of the same shapes."""
+    from fixturegen import load_recipe
+
+    sizes = {"default": [], "large": [f"{k}={v}" for k, v in LARGE_PLANTED.items()]}
+    for size, changes in sizes.items():
+        overrides = [*changes, "targets=[]"]
+        best = {}
+        for name in ("deepseek-v3-mtp-random", "deepseek-v3-mtp") * 3:
+            out = folder / name
+            result = measure(FIXTUREGEN, recipe=name, overrides=overrides, out=str(out))
+            best[name] = min(result["seconds"], best.get(name, math.inf))
+            shutil.rmtree(out)
+        random_seconds, planted_seconds = best.values()
+        tensors = load_recipe("deepseek-v3-mtp", overrides).checkpoints[0].tensors
+        print(
+            f"{size}, {sum(t.numel for t in tensors) / 1e6:.0f} M parameters: random "
+            f"{random_seconds:.2f} s, planted {planted_seconds:.2f} s, "
+            f"{planted_seconds / random_seconds:.2f} times"
+        )
+
+
 def memory(folder: Path) -> None:
     """Peak memory against checkpoint size."""
     from fixturegen import load_recipe
@@ -129,8 +157,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", help="where to write (removed afterwards)")
     parser.add_argument("--memory", action="store_true", help="also 1, 4 and 10 GB builds")
+    parser.add_argument("--planted", action="store_true", help="planted against random alone")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        planted(Path(name))
+        if arguments.planted:
+            raise SystemExit
         speed(Path(name))
         if arguments.memory:
             memory(Path(name))

@@ -321,21 +321,28 @@ def _write_checkpoint(
 ) -> str:
     """Write one checkpoint folder; returns its content hash."""
     config = plan.config
-    files = small_files(recipe, plan)
     weights = weights_for(recipe, plan)
     shards = split(plan.tensors, config, max_shard_size)
     digests: dict[str, Any] = defaultdict(blake3)
     file_digests: dict[str, Any] = defaultdict(hashlib.sha256)
-    with closing(_stream(plan, weights, jobs)) as source, _Behind() as behind:
+    with (
+        ThreadPoolExecutor(1) as aside,
+        closing(_stream(plan, weights, jobs)) as source,
+        _Behind() as behind,
+    ):
+        small = aside.submit(small_files, recipe, plan)  # planted: derives the margin
         for i, shard in enumerate(shards):
             name = shard_name(i, len(shards))
             with (folder / name).open("wb") as file:
                 put = _writer(file, file_digests[name], behind)
                 put(header(e for t in shard for e in stored(t, config)))
                 for tensor in shard:
+                    if small.done():
+                        small.result()  # refused: write no more
                     _write_tensor(tensor, config, source, put, digests, behind, progress)
                 file.flush()
                 os.fsync(file.fileno())
+        files = small.result()
 
     entries = [[e for t in shard for e in stored(t, config)] for shard in shards]
     tensors = {e.name: (e, digests[e.name].hexdigest()) for part in entries for e in part}

@@ -243,21 +243,26 @@ class Attention:
         present = len(LATENT_FIELDS[self.layer][1 if bos else 0])
         return math.sqrt(self.config.kv_lora_rank / (1 + present))
 
-    def kv_a(self) -> Floats:
-        """``[kv_lora_rank + rope, hidden]`` in the basis."""
+    def kv_a(self, axes: Floats) -> Floats:
+        """``[kv_lora_rank + rope, hidden]``; ``axes`` are the rotated coordinates of the basis.
+
+        Each row reads one code.
+        """
         c = self.config
         present = len(LATENT_FIELDS[self.layer][0])
         size = LATENT_RMS * math.sqrt(c.kv_lora_rank / (1 + present)) / self.amplitude
-        latent = np.zeros((c.kv_lora_rank, self.basis.size))
-        for code, row in zip(self._latent_codes, self._latents, strict=True):
+        rows = c.kv_lora_rank + c.qk_rope_head_dim
+        source, entry = np.full(rows, self.basis.at("u")), np.empty(rows)
+        parts = spans(len(self._latent_codes), c.kv_lora_rank)
+        for code, latent, part in zip(self._latent_codes, self._latents, parts, strict=True):
             unit = 1 / self.knobs.kappa if code[0] in ("u", "u_bos") else 1.0
-            latent[:, self.basis.at(*code)] = size * unit * row
-        rope = np.zeros((c.qk_rope_head_dim, self.basis.size))
-        u = self.basis.at("u")
+            source[part] = self.basis.at(*code)
+            entry[part] = size * unit * latent[part]
         factor = 1 / (self.amplitude * self.knobs.kappa)
-        rope[0::2, u] = factor * self._rope_key.real
-        rope[1::2, u] = factor * self._rope_key.imag
-        return dyadic(np.concatenate([latent, rope]))
+        entry[c.kv_lora_rank :: 2] = factor * self._rope_key.real
+        entry[c.kv_lora_rank + 1 :: 2] = factor * self._rope_key.imag
+        product: Floats = axes[source] * dyadic(entry)[:, None]
+        return product
 
     def kv_b(self) -> Design:
         """``[heads * (nope + v), kv_lora_rank]``; only a few blocks of it are not zero."""

@@ -129,7 +129,7 @@ class Function:
         return digits
 
     def _class(self, history: Ints, j: Ints) -> Ints:
-        ids = np.take_along_axis(history, np.maximum(j, 0)[:, None], axis=1)[:, 0]
+        ids = history[np.arange(len(j)), np.maximum(j, 0)]
         return np.where(j < 1, self.null, self.classes[ids])
 
     def _digits(self, history: Ints, p: Ints) -> Ints:

@@ -367,7 +367,7 @@ class _Layer:
             "self_attn.q_a_layernorm.weight": lambda: self.q_norm,
             "self_attn.kv_a_layernorm.weight": lambda: self.kv_norm,
             "self_attn.q_a_proj.weight": lambda: rotate(a.q_a()) / self.input_norm,
-            "self_attn.kv_a_proj_with_mqa.weight": lambda: rotate(a.kv_a()) / self.input_norm,
+            "self_attn.kv_a_proj_with_mqa.weight": lambda: a.kv_a(w.axes) / self.input_norm,
             "mlp.gate.weight": self._router_matrix,
             "mlp.gate.e_score_correction_bias": lambda: self.router.bias,
         }

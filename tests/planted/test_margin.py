@@ -15,8 +15,8 @@ from fixturegen.planted.margin import guaranteed_margin, margin
 
 def test_shipped_recipes_have_a_margin_several_times_their_rounding():
     m = margin(load_recipe("deepseek-v3-mtp"))
-    assert m.nominal == pytest.approx(8)
-    assert m.guaranteed > 4 and (m.nominal - m.weights) / m.rounding > 4
+    assert m.nominal == pytest.approx(9)
+    assert m.guaranteed > 6 and (m.nominal - m.weights) / m.rounding > 10
     for name in ("deepseek-v3-eagle", "deepseek-v3-mtp-fp8"):
         assert guaranteed_margin(load_recipe(name)) > 0
 
@@ -25,14 +25,14 @@ def test_margin_falls_with_noise_and_rounding():
     def of(*overrides: str, name: str = "deepseek-v3-mtp") -> float:
         return margin(load_recipe(name, overrides)).guaranteed
 
-    assert of("noise=0") > of("noise=0.005") > of() > of("noise=0.015")
+    assert of("noise=0") > of() > of("noise=0.01") > of("noise=0.015")
     assert of("dtype=float16") > of()
     assert of(name="deepseek-v3-mtp-fp8") < of("hidden_size=512")
 
 
 def test_a_margin_that_cannot_be_kept_is_not_claimed(tmp_path):
     small = load_recipe("deepseek-v3-mtp", ["noise=0.018"])
-    with pytest.raises(RecipeError, match=r"of 8\.0 logits, weights may take .* and rounding"):
+    with pytest.raises(RecipeError, match=r"of 9\.0 logits, weights may take .* and rounding"):
         build(small, tmp_path / "x", check=False)
     assert not (tmp_path / "x").exists()
     flipping = load_recipe("deepseek-v3-mtp", ["noise=0.02"])
