@@ -14,7 +14,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "fixturegen", "measure", *arguments],
         capture_output=True,
         text=True,
-        timeout=2400,
+        timeout=600,
         check=False,
     )
 
@@ -42,13 +42,3 @@ def test_json_text_and_picture(checkpoints, tmp_path):
     assert "group limit ignored" in names and "draft: group limit ignored" in names
     assert names == [row["name"] for row in data["random_faults"]]
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["deepseek-v3-mtp"])
-def test_almost_every_fault_is_found_and_nothing_else(checkpoints, name):
-    """The whole table: 24 prompts x 16 tokens."""
-    done = run(str(checkpoints(name)), "--no-random")
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert "not found: lm_head: one column lost: a random rotation" in done.stdout
-    assert "reason unknown" not in done.stdout
