@@ -219,19 +219,22 @@ def _planned(options: Options, shared: exact.Run) -> list[_Planned]:
 def _run_exact(
     options: Options, shared: exact.Run, planned: Sequence[_Planned], progress: _Progress
 ) -> None:
-    """References first: the other cases of a random fixture are compared with them."""
+    """References of random fixtures first: the other cases are compared with them."""
     references: dict[Case, dict[str, Any] | None] = {}
     for stage in (True, False):
         waiting: dict[str, _Planned] = {}
         jobs = []
-        for p in (p for p in planned if p.case.reference is stage):
+        for p in planned:
+            planted = shared.fixtures[p.case.recipe].planted
+            if (p.case.reference and not planted) is not stage:
+                continue
             kept = shared.folder(p.case) / "outcome.json"
             known = saved(kept, exact.fingerprint(shared, p.case)) if options.resume else None
             if known is not None:
                 progress.ended(known)
                 continue
             reference = references.get(p.case.reference_case)
-            if not stage and not shared.fixtures[p.case.recipe].planted and reference is None:
+            if not stage and not planted and reference is None:
                 why = f"no reference: {p.case.reference_case.id} brought no result"
                 progress.ended(exact.failed_to_run(p.case, why, p.prediction))
                 continue

@@ -1,4 +1,4 @@
-"""The suite's worker with a fault put into vLLM first: ``faulty_worker.py FAULT CASE.json``.
+"""The suite's worker with a fault put into vLLM first.
 
 Each fault is one plausible slip in vLLM's own code, made by wrapping the function it would be in.
 The engine runs in this process.
@@ -178,9 +178,11 @@ FAULTS: dict[str, Callable[[], None]] = {
 }
 
 
-if __name__ == "__main__":
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    fault, case = sys.argv[1:]
-    if fault != "none":
-        FAULTS[fault]()
+def main(fault: str, env: dict[str, str], case: str, log: str) -> None:
+    """Run a case in this process, with what it prints in ``log``; exits with the worker's code."""
+    os.environ.update(env)
+    with open(log, "wb") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    FAULTS[fault]()
     sys.exit(worker.main([case]))
