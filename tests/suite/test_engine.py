@@ -84,7 +84,8 @@ def test_a_right_engine_passes(folder: Path, tmp_path: Path) -> None:
     """From the command line: target alone, twice, and with MTP; every token and counter."""
     command = [sys.executable, "-m", "fixturegen", "suite", "--suite", "exact"]
     command += ["--recipes", RECIPE, "--fixtures", str(folder), "--out", str(tmp_path)]
-    command += "--backend auto --mla on --k 3 --eager --quick --workers 2".split()
+    command += ["--backend", "auto", "--mla", "on", "--k", "3", "--eager", "--quick"]
+    command += ["--workers", "2"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     ran = [o for o in load(tmp_path).outcomes if o.status != NOT_RUN]
