@@ -86,23 +86,10 @@ def test_a_token_a_thousand_places_back_counts(built):
 @pytest.mark.slow
 def test_fp8_weights_keep_the_guarantee_and_fp8_activations_the_output(built):
     """Inputs of FP8 matrices are rounded as engines do, in groups of 128 with a scale each."""
-    import torch
-
-    def rounded(module, arguments):
-        x, *rest = arguments
-        groups = x.unflatten(-1, (-1, 128)).float()
-        scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-10) / 448
-        codes = (groups / scale).to(torch.float8_e4m3fn).float()
-        return (codes * scale).flatten(-2).to(x.dtype), *rest
+    from tests.planted.fp8_activations import install
 
     def prepare(model):
-        quantized = 0
-        for layer in [*model.target.layers, *model.draft.layers]:
-            for name, module in layer.named_modules():
-                if name.endswith(("_proj", "_proj_with_mqa", "mlp.experts")):
-                    module.register_forward_pre_hook(rounded)
-                    quantized += 1
-        assert quantized == 4 * 5 + 4 * 3 + 3
+        assert install([*model.target.layers, *model.draft.layers]) == 4 * 5 + 4 * 3 + 3
 
     path = built("deepseek-v3-mtp-fp8")
     assert compare(path) >= Oracle.load(path).margin
