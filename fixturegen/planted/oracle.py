@@ -84,12 +84,23 @@ class Oracle:
         has_draft = recipe.draft != "none"
         return cls(function, margin, recipe.model.bos_token_id or 0, has_draft)
 
-    def guaranteed(self, prompt: Sequence[int], max_tokens: int = 0, k: int = 0) -> str:
+    def guaranteed(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int = 0,
+        k: int = 0,
+        *,
+        fp8_activations: bool = False,
+    ) -> str:
         """Why the oracle does not vouch for ``prompt``; empty when it does.
 
-        ``max_tokens`` are generated after it, with ``k`` speculative tokens.
+        ``max_tokens`` are generated after it, with ``k`` speculative tokens, by an engine that
+        computes in the checkpoint's dtype or a finer one. ``fp8_activations``: it quantises the
+        inputs of FP8 matrices too, as vLLM does on GPUs.
         """
         vocab, context = self.function.vocab_size, self.function.knobs.context
+        if fp8_activations:
+            return "with FP8 activations the margin is measured only (docs/planted.md, Margin)"
         if not prompt or prompt[0] != self.bos_token_id:
             return f"the prompt must start with bos, id {self.bos_token_id}"
         if self.bos_token_id in prompt[1:]:

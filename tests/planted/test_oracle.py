@@ -137,6 +137,7 @@ def test_guarantee_says_where_it_ends():
     assert "ids must be 0 to 4095" in o.guaranteed([0, 4096])
     assert "first 256 tokens" in o.guaranteed([0, *[5] * 250], 10)
     assert "6 speculative tokens" in o.guaranteed([0, 5], 10, 7)
+    assert "FP8 activations" in o.guaranteed([0, 5], 10, fp8_activations=True)
     assert "3 speculative tokens" in oracle(offset_z=3).guaranteed([0, 5], 10, 4)
 
 
