@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from pathlib import Path
 
@@ -15,6 +16,11 @@ from fixturegen.planted.weights import planted_function
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "planted.md").read_text(encoding="utf-8")
+LABELS = [
+    ("`deepseek-v3-mtp`, `-eagle` (bf16)", "deepseek-v3-mtp"),
+    ("`deepseek-v3-mtp`, `-eagle` (bf16)", "deepseek-v3-eagle"),
+    ("`deepseek-v3-mtp-fp8`, activations in bf16", "deepseek-v3-mtp-fp8"),
+]
 PROMPT = [0, 1200, 345, 2718, 99, 1729]
 
 
@@ -50,18 +56,21 @@ def test_the_worked_example_digit_by_digit():
     assert not f.bad(0)[f.classes[token], c[5]]
 
 
-@pytest.mark.parametrize(
-    ("label", "name"),
-    [
-        ("`deepseek-v3-mtp`, `-eagle` (bf16)", "deepseek-v3-mtp"),
-        ("`deepseek-v3-mtp`, `-eagle` (bf16)", "deepseek-v3-eagle"),
-        ("`deepseek-v3-mtp-fp8`, activations in bf16", "deepseek-v3-mtp-fp8"),
-    ],
-)
+@pytest.mark.parametrize(("label", "name"), LABELS)
 def test_the_margins(label, name):
     m: Margin = margin(load_recipe(name))
-    said = [float(cell) for cell in row(label)[:3]]
-    assert said == pytest.approx([m.weights, m.rounding, m.guaranteed], abs=0.01)
+    said = [float(cell) for cell in row(label)[:4]]
+    assert said == pytest.approx([m.nominal, m.weights, m.rounding, m.guaranteed], abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3-mtp", "deepseek-v3-mtp-fp8"])
+def test_the_measured_margins_are_those_kept_as_data(name):
+    m = json.loads((DOCS / "results/measure" / f"{name}.json").read_text())["margins"]
+    (cells,) = [row(label) for label, recipe in LABELS if recipe == name]
+    assert cells[3] == f"{m['guaranteed']:g}"
+    assert cells[4] == f"{m['smallest_float32']:.2f} / {m['smallest_bfloat16']:.2f}"
+    changes = m["largest_logit_difference"], m["largest_margin_difference"]
+    assert cells[5] == "{:.2f}, {:.2f}".format(*changes)
 
 
 def test_the_distance_of_routing_scores():
