@@ -86,10 +86,10 @@ def test_a_token_a_thousand_places_back_counts(built):
 @pytest.mark.slow
 def test_fp8_weights_keep_the_guarantee_and_fp8_activations_the_output(built):
     """Inputs of FP8 matrices are rounded as engines do, in groups of 128 with a scale each."""
-    from tests.planted.fp8_activations import install
+    from tests.planted.run_transformers import round_activations
 
     def prepare(model):
-        assert install([*model.target.layers, *model.draft.layers]) == 4 * 5 + 4 * 3 + 3
+        assert round_activations([*model.target.layers, *model.draft.layers]) == 4 * 5 + 4 * 3 + 3
 
     path = built("deepseek-v3-mtp-fp8")
     assert compare(path) >= Oracle.load(path).margin
