@@ -11,7 +11,7 @@ fixtures: .venv/core  ## build the default recipes into fixtures/
 
 test: .venv/test  ## run everything, the real vLLM runs included
 	$(BIN)/python -m pytest -m "not vllm" -n auto
-	$(BIN)/python -m pytest -m vllm
+	$(BIN)/python -m pytest -m vllm -n auto
 
 lint: .venv/test  ## ruff and mypy
 	$(BIN)/ruff check .

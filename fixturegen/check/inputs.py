@@ -221,7 +221,8 @@ class Loading(KernelInput):
     #: Gates with and without e_score_correction_bias.
     gates_with_bias: int = 0
     gates_without_bias: int = 0
-    #: Other tensors that the loader needs and the checkpoint lacks.
+    #: Norms, and other tensors, that the loader needs and the checkpoint lacks.
+    missing_norms: int = 0
     missing: int = 0
     #: Tensors that the loader has no place for.
     unexpected: int = 0
@@ -245,8 +246,6 @@ class Drafting(KernelInput):
     #: Residual widths, which the draft's input projection joins.
     hidden_size: int = 7168
     target_hidden_size: int = 7168
-    vocab_size: int = 129280
-    target_vocab_size: int = 129280
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

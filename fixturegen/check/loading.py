@@ -73,8 +73,6 @@ def derive(
                 ),
                 hidden_size=config.hidden_size,
                 target_hidden_size=config.hidden_size,
-                vocab_size=config.vocab_size,
-                target_vocab_size=config.vocab_size,
             )
         )
     elif method != "none" and draft is None:
@@ -91,8 +89,6 @@ def derive(
                 num_speculative_tokens=max(target.draft_tokens, 1),
                 hidden_size=draft.hidden_size,
                 target_hidden_size=config.hidden_size,
-                vocab_size=draft.vocab_size,
-                target_vocab_size=config.vocab_size,
             )
         )
     return Derived(choices={}, inputs=tuple(inputs), unknown=tuple(unknown))
@@ -136,7 +132,8 @@ def _loading(config: ModelConfig, names: Collection[str] | None, part: str) -> L
         topk_method=config.topk_method,
         gates_with_bias=with_bias,
         gates_without_bias=without_bias,
-        missing=len(missing),
+        missing_norms=sum(n.endswith("norm.weight") for n in missing),
+        missing=sum(not n.endswith("norm.weight") for n in missing),
         unexpected=len(unexpected),
         examples=(*missing[:2], *unexpected[:2]),
         num_attention_heads=config.num_attention_heads,

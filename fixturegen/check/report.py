@@ -160,6 +160,7 @@ def _paths(
 
 def _layers(config: ModelConfig, target: Target, part: str) -> list[Derived]:
     """The paths that a decoder layer of ``config`` takes."""
+    config = dataclasses.replace(config, dtype=target.computes_in(config.dtype))
     path = attention if target.mla_disabled else mla
     derived = [path.derive(config, target, part)]
     derived += [moe.derive(config, target, part), linears.derive(config, target, part)]

@@ -66,6 +66,9 @@ class Target:
     flash_attn_version: int = 0
     #: KV cache block size asked for, 0 for the backend's own.
     block_size: int = 0
+    #: What the engine computes in (``--dtype``); ``auto`` is the checkpoint's, and 16 bits where
+    #: that is float32 (vLLM: ``_resolve_auto_dtype``).
+    dtype: str = "auto"
     #: FlashInfer version, empty for the one the vLLM release pins.
     flashinfer: str = ""
 
@@ -88,6 +91,10 @@ class Target:
         if self.flash_attn_version not in (0, 2, 3, 4):
             raise ConfigError(
                 f"target: flash_attn_version={self.flash_attn_version}; allowed: 2, 3, 4"
+            )
+        if self.dtype not in ("auto", "bfloat16", "float16", "float32"):
+            raise ConfigError(
+                f"target: dtype={self.dtype!r}; allowed: auto, bfloat16, float16, float32"
             )
         if self.block_size < 0:
             raise ConfigError(f"target: block_size={self.block_size} must not be negative")
@@ -152,6 +159,12 @@ class Target:
         """Whether an environment variable is set to a true integer, as vLLM's envs.py reads it."""
         value = dict(self.env).get(variable, "0")
         return value.strip().lower() not in ("", "0", "false")
+
+    def computes_in(self, stored: str) -> str:
+        """The dtype of a model whose checkpoint is stored in ``stored``."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "bfloat16" if stored == "float32" else stored
 
     @property
     def flashinfer_version(self) -> str:

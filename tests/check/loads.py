@@ -27,7 +27,7 @@ from typing import Any
 
 from fixturegen import build, load_recipe
 from fixturegen.check import Target, check, local
-from fixturegen.check.model import load
+from fixturegen.check.model import Model, from_recipe
 
 #: Engines that cannot import what the environment lacks are not asked to.
 WITHOUT = {"VLLM_USE_DEEP_GEMM": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
@@ -90,16 +90,17 @@ ANYWHERE = [
         edit={"config": {"num_nextn_predict_layers": 0}},
     ),
     Sample(
-        "draft-vocab-size",
+        "eagle-hidden-size",
         EAGLE,
         target="speculation=eagle:1",
-        edit={"config": {"vocab_size": 2048}},
+        edit={"config": {"vocab_size": 2048}},  # the target's are shared: nothing asks
     ),
     Sample("mtp-weights", MTP, target="speculation=mtp:1", edit={"drop": r"model\.layers\.3\."}),
-    Sample("gate-bias-missing", MTP, edit={"drop": "e_score_correction_bias"}),
+    Sample("gate-bias-missing-unseen", MTP, edit={"drop": "e_score_correction_bias"}),
     Sample("gate-bias-missing-quantised", FP8, edit={"drop": "e_score_correction_bias"}),
     Sample("gate-bias-unexpected", MTP, edit={"config": {"topk_method": "greedy"}}),
-    Sample("tensors-missing", MTP, edit={"drop": r"^model\.norm\.weight"}),
+    Sample("norms-missing", MTP, edit={"drop": r"^model\.norm\.weight"}),
+    Sample("tensors-missing-unseen", MTP, edit={"drop": r"layers\.0\.self_attn\.o_proj\.weight"}),
     Sample("tensors-missing-quantised", FP8, edit={"drop": r"^model\.norm\.weight"}),
     Sample("tensors-unexpected", MTP, edit={"add": "model.layers.0.self_attn.q_proj.weight"}),
 ]
@@ -134,6 +135,7 @@ SM90 = [
         "flash-attn-fp8-kv-cache", MTP, target=f"attention=FLASH_ATTN,{OFF},kv_cache_dtype=fp8_e5m2"
     ),
     Sample("flash-attn-dtype", MTP, ("dtype=float32",), f"attention=FLASH_ATTN,{OFF}"),
+    Sample("flash-attn-dtype", MTP, target=f"attention=FLASH_ATTN,{OFF},dtype=float32"),
     Sample("triton-attn-head-size", MTP, dims(16, 16, 16), f"attention=TRITON_ATTN,{OFF}"),
     Sample("triton-attn-head-size", MTP, dims(8, 16, 16), f"attention=TRITON_ATTN,{OFF}"),
     Sample("triton-attn-block-size", MTP, target=f"attention=TRITON_ATTN,{OFF},block_size=24"),
@@ -160,11 +162,11 @@ SM90 = [
     Sample("flashmla-block-size", MTP, target="attention=FLASHMLA,block_size=32"),
     Sample("flashmla-dims", MTP, ("kv_lora_rank=256",), "attention=FLASHMLA"),
     Sample("triton-mla-fp8-kv-cache", MTP, target="attention=TRITON_MLA,kv_cache_dtype=fp8"),
-    Sample("mla-head-size", MTP, ("kv_lora_rank=256",), "attention=TRITON_MLA"),
-    Sample("mla-head-size", MTP, ("kv_lora_rank=384",), "attention=TRITON_MLA"),
+    Sample("triton-mla-head-size", MTP, ("kv_lora_rank=256",), "attention=TRITON_MLA"),
+    Sample("triton-mla-head-size", MTP, ("kv_lora_rank=384",), "attention=TRITON_MLA"),
     Sample("mla-decode-sm10x", MTP, target="attention=CUTLASS_MLA"),
-    Sample("mla-decode-sm10x", MTP, target="attention=FLASHINFER_MLA"),
     Sample("mla-dtype", MTP, ("dtype=float32",), "attention=TRITON_MLA"),
+    Sample("mla-dtype", MTP, target="attention=TRITON_MLA,dtype=float32"),
     Sample("mla-prefill-flash-attn-nope", MTP, dims(64, 64, 128)),
     Sample("mla-prefill-flash-attn-nope", MTP, dims(192, 64, 256)),
     Sample("mla-prefill-flash-attn-nope", MTP, dims(96, 64, 128)),
@@ -180,7 +182,6 @@ SM90 = [
     Sample("moe-grouped-topk-limits", MTP, routing(64, 8, 8, 33)),
     Sample("moe-bf16-backends", MTP, target="moe=TRITON"),
     Sample("moe-bf16-backends", MTP, target="moe=MARLIN"),
-    Sample("moe-fp8-backends", FP8, target="moe=MARLIN"),
     Sample("moe-trtllm-gpu", FP8, target="moe=FLASHINFER_TRTLLM"),
     Sample("fp8-moe-blocks", FP8, ("moe_intermediate_size=384",)),
     Sample("fp8-moe-blocks", FP8, ("moe_intermediate_size=320",)),
@@ -243,6 +244,7 @@ def engine(where: Target, folder: Path) -> dict[str, Any]:
         "seed": 0,
         "tensor_parallel_size": where.tp,
         "kv_cache_dtype": where.kv_cache_dtype,
+        "dtype": where.dtype,
         "kv_cache_memory_bytes": 1 << 30,
     }
     if where.gpu != "cpu":
@@ -302,8 +304,8 @@ def run(sample: Sample, machine: Target, timeout: float) -> dict[str, Any]:
             "VLLM_CACHE_ROOT": f"{temporary}/cache",
             "VLLM_NO_USAGE_STATS": "1",
         }
-        log = Path(temporary) / "log"
-        with log.open("wb") as file:
+        output = Path(temporary) / "log"
+        with output.open("wb") as file:
             child = subprocess.Popen(
                 [sys.executable, "-c", CHILD, json.dumps(engine(where, folder))],
                 stdout=file,
@@ -316,13 +318,16 @@ def run(sample: Sample, machine: Target, timeout: float) -> dict[str, Any]:
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-        text = log.read_text(errors="replace")
+        text = output.read_text(errors="replace")
         said = re.findall(r"^result (\{.*\})$", text, re.M)
         happened = (
             json.loads(said[-1]) if said else {"error": f"no result, exit {child.returncode}"}
         )
-        row["happened"] = "ran" if "ran" in happened else clean(happened["error"], temporary)
-        row |= judge(row, folder, where, clean(text, temporary))
+        log = clean(text, temporary)
+        row["happened"] = "ran" if "ran" in happened else clean(happened["error"], temporary)[:400]
+        row["agrees"], row["verdict"] = judge(sample, where, row["happened"], log)
+        if not row["agrees"]:
+            row["log"] = log[-3000:]
     return row
 
 
@@ -333,36 +338,48 @@ def clean(text: str, *folders: str) -> str:
     return re.sub(r"(/[\w.+-]+){3,}/", "", text)[-60000:]
 
 
-def judge(row: dict[str, Any], folder: Path, where: Target, log: str) -> dict[str, Any]:
-    """The verdict, and whether what happened is what it says."""
-    path = folder / "target" if (folder / "target").is_dir() else folder
-    draft = str(folder / "draft") if (folder / "draft").is_dir() else None
-    model = load(str(path), draft)
-    report = check(
-        model.config,
-        where,
-        model.draft if where.speculation != "none" else None,
-        names=model.names,
-        draft_names=model.draft_names,
+def model(sample: Sample) -> Model:
+    """What ``check`` is asked about, from the recipe and the edit; nothing is built."""
+    recipe = load_recipe(sample.recipe, sample.overrides)
+    found = from_recipe(recipe)
+    parts = {p.role: {t.name for t in p.tensors} for p in recipe.checkpoints}
+    configs = {"target": found.config, **({"draft": found.draft} if found.draft else {})}
+    last = list(configs)[-1]
+    if changes := sample.edit.get("config"):
+        configs[last] = dataclasses.replace(configs[last], **changes)
+    if drop := sample.edit.get("drop"):
+        parts[last] = {n for n in parts[last] if not re.search(drop, n)}
+    if add := sample.edit.get("add"):
+        parts[last] = parts[last] | {add}
+    return Model(
+        name=sample.name,
+        config=configs["target"],
+        draft=configs.get("draft"),
+        names=parts["target"],
+        draft_names=parts.get("draft"),
     )
-    ids = [f.rule for f in report.findings if f.verdict == report.verdict]
-    patterns = [f.error for f in report.of("rejected") if f.error]
-    ran = row["happened"] == "ran"
-    match report.verdict:
-        case "rejected":
-            agrees = not ran and any(re.search(p, row["happened"] + log) for p in patterns)
-        case "unknown":
-            agrees = True
-        case _:
-            agrees = ran
-    if not ran:
-        row["happened"] = row["happened"][:400]
-    return {
-        "verdict": report.verdict,
-        "rules": ids[:6] if report.verdict != "accepted" else [],
-        "agrees": agrees,
-        **({} if agrees else {"log": log[-3000:]}),
-    }
+
+
+def judge(sample: Sample, where: Target, happened: str, log: str = "") -> tuple[bool, str]:
+    """Whether what happened is what ``check`` says, and the verdict with its rules."""
+    found = model(sample)
+    drafts = where.speculation != "none"
+    report = check(
+        found.config,
+        where,
+        found.draft if drafts else None,
+        names=found.names,
+        draft_names=found.draft_names if drafts else None,
+    )
+    rules = [f.rule for f in report.findings if f.verdict == report.verdict]
+    said = report.verdict + (": " + ", ".join(rules) if report.verdict != "accepted" else "")
+    ran = happened == "ran"
+    if report.verdict == "unknown":
+        return True, said
+    if report.verdict != "rejected":
+        return ran, said
+    errors = [f.error for f in report.of("rejected") if f.error]
+    return not ran and any(re.search(e, happened + log) for e in errors), said
 
 
 def main(argv: Iterable[str] | None = None) -> int:

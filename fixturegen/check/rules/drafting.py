@@ -1,7 +1,7 @@
 """What speculative decoding expects of MTP layers and Eagle drafts."""
 
 from fixturegen.check.inputs import Drafting
-from fixturegen.check.rule import Rejected, Source, Where, cases, rule
+from fixturegen.check.rule import Rejected, Source, Unproven, Where, cases, rule
 
 SPECULATIVE = Source("vllm", "vllm/config/speculative.py", "SpeculativeConfig.__post_init__")
 
@@ -80,7 +80,9 @@ def mtp_draft_tokens(x: Drafting) -> bool:
     id="eagle-layers",
     title="An Eagle draft's config needs num_nextn_predict_layers of at least 1",
     where=Where(backends=("eagle",)),
-    otherwise=Rejected("(modulo|division) by zero"),
+    otherwise=Unproven(
+        "a config flat like the target's divides by zero; one nested under `model` runs"
+    ),
     source=SPECULATIVE,
     cases=cases(
         Drafting(backend="eagle"),
@@ -90,7 +92,9 @@ def mtp_draft_tokens(x: Drafting) -> bool:
     ),
 )
 def eagle_layers(x: Drafting) -> bool:
-    """vLLM divides the draft tokens by it although an Eagle draft has no MTP layer."""
+    """vLLM takes a flat config of model_type deepseek_v3 for an MTP layer's and divides the draft
+    tokens by its layers. A config of model_type eagle is never asked (0.26.0 on an H200 ran it).
+    """
     return x.num_nextn_predict_layers >= 1
 
 
@@ -112,23 +116,3 @@ def eagle_layers(x: Drafting) -> bool:
 def eagle_hidden_size(x: Drafting) -> bool:
     """`fc` is [H, 2H]: it joins the token's embedding with the target's hidden state."""
     return x.hidden_size == x.target_hidden_size
-
-
-@rule(
-    id="draft-vocab-size",
-    title="Draft and target share one vocabulary",
-    where=Where(backends=("eagle",)),
-    otherwise=Rejected("same vocabulary size|vocab_size|size mismatch|shape"),
-    source=SPECULATIVE,
-    cases=cases(
-        Drafting(backend="eagle", vocab_size=4096, target_vocab_size=4096),
-        breaks=[{"vocab_size": 129280}],
-        at_limit=[{}],
-        past_limit=[{"vocab_size": 4095}, {"vocab_size": 4097}],
-    ),
-)
-def draft_vocab_size(x: Drafting) -> bool:
-    """An Eagle draft proposes the target's token ids; without weights of its own it uses the
-    target's embedding and head.
-    """
-    return x.vocab_size == x.target_vocab_size

@@ -92,7 +92,7 @@ def flash_attn_head_size_fa2(x: Attention) -> bool:
     ),
 )
 def flash_attn_dtype(x: Attention) -> bool:
-    """Checkpoints in float32 need TRITON_ATTN or FLEX_ATTENTION, or `--dtype bfloat16`."""
+    """vLLM computes in bfloat16 for a checkpoint in float32, unless asked for `--dtype float32`."""
     return x.dtype in ("float16", "bfloat16")
 
 

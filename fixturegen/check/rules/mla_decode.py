@@ -17,6 +17,11 @@ MLA = "vllm/v1/attention/backends/mla/"
 COMMON = ("FLASHINFER_MLA", "TOKENSPEED_MLA", "CUTLASS_MLA", "FLASH_ATTN_MLA", "FLASHMLA")
 DENSE = (*COMMON, "TRITON_MLA")
 BASE = MLADecode()
+METADATA = Source(
+    "vllm",
+    "vllm/model_executor/layers/attention/mla_attention.py",
+    "MLACommonMetadata.__post_init__",
+)
 
 
 @rule(
@@ -45,7 +50,8 @@ BASE = MLADecode()
 def mla_head_size(x: MLADecode) -> bool:
     """The width is `kv_lora_rank + qk_rope_head_dim`: 512 + 64 in DeepSeek-V3.
 
-    TRITON_MLA alone takes any width, so *auto* lands there for shrunken latents.
+    TRITON_MLA alone is not asked, so *auto* lands there for other widths and fails later
+    (`triton-mla-head-size`).
     """
     return x.head_size in (320, 576)
 
@@ -78,6 +84,45 @@ def mla_head_size(x: MLADecode) -> bool:
 )
 def mla_head_size_512(x: MLADecode) -> bool:
     """As `mla-head-size`, with 512 added for models without a rotary part."""
+    return x.head_size in (320, 512, 576)
+
+
+@rule(
+    id="triton-mla-head-size",
+    title="TRITON_MLA runs caches that are 320 or 576 wide",
+    where=Where(until="0.28.0", backends=("TRITON_MLA",)),
+    otherwise=Rejected("Head dimension .* is not supported by MLA"),
+    source=METADATA,
+    cases=cases(
+        BASE,
+        holds=[{"kv_lora_rank": 256}],
+        breaks=[{"kv_lora_rank": 384}],
+        at_limit=[{"kv_lora_rank": 512}, {"kv_lora_rank": 256}],
+        past_limit=[{"kv_lora_rank": 448}, {"kv_lora_rank": 511}, {"kv_lora_rank": 257}],
+    ),
+)
+def triton_mla_head_size(x: MLADecode) -> bool:
+    """Selection takes any width; the metadata that all MLA backends build asks again."""
+    return x.head_size in (320, 576)
+
+
+@rule(
+    id="triton-mla-head-size-512",
+    variant_of="triton-mla-head-size",
+    title="TRITON_MLA runs caches that are 320, 512 or 576 wide",
+    where=Where(since="0.30.0", backends=("TRITON_MLA",)),
+    otherwise=Rejected("Head dimension .* is not supported by MLA"),
+    source=METADATA,
+    cases=cases(
+        BASE,
+        holds=[{"kv_lora_rank": 256}],
+        breaks=[{"kv_lora_rank": 384}],
+        at_limit=[{"kv_lora_rank": 512}, {"kv_lora_rank": 448}, {"kv_lora_rank": 256}],
+        past_limit=[{"kv_lora_rank": 447}, {"kv_lora_rank": 511}, {"kv_lora_rank": 257}],
+    ),
+)
+def triton_mla_head_size_512(x: MLADecode) -> bool:
+    """As `triton-mla-head-size`, with 512 added for models without a rotary part."""
     return x.head_size in (320, 512, 576)
 
 

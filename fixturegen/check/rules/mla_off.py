@@ -1,7 +1,7 @@
 """What attention with MLA off asks of the checkpoint, whichever backend runs it."""
 
 from fixturegen.check.inputs import Attention, MLADecode
-from fixturegen.check.rule import PassedOver, Rejected, Source, Where, cases, rule
+from fixturegen.check.rule import PassedOver, Rejected, Source, Unproven, Where, cases, rule
 
 
 @rule(
@@ -30,6 +30,32 @@ def mla_off_pads_v(x: Attention) -> bool:
     MLA off are those with `qk_nope_head_dim + qk_rope_head_dim <= 128`.
     """
     return x.v_head_dim <= x.head_size
+
+
+@rule(
+    id="mla-off-fp8-query",
+    title="With MLA off, an FP8 KV cache stops FLASH_ATTN in eager mode",
+    where=Where(backends=("FLASH_ATTN",), gpus=("sm90",)),
+    otherwise=Unproven(
+        "eager mode dies in scaled_fp8_quant (0.26.0, H200); compiled it was not run"
+    ),
+    source=Source(
+        "vllm", "vllm/model_executor/models/deepseek_v2.py", "DeepseekV2Attention.forward"
+    ),
+    cases=cases(
+        Attention(gpu_major=9),
+        breaks=[{"kv_cache_dtype": "fp8"}],
+        at_limit=[{"kv_cache_dtype": "auto"}],
+        past_limit=[{"kv_cache_dtype": "fp8_e4m3"}],
+    ),
+)
+def mla_off_fp8_query(x: Attention) -> bool:
+    """The layer hands its query over as [tokens, heads, dim].
+
+    With an FP8 KV cache attention quantises the query first, and the eager operator takes two
+    dimensions only: `assert input.ndim == 2`, without a message.
+    """
+    return x.kv_cache_dtype in ("auto", "bfloat16", "float16")
 
 
 VALIDATE = Source("vllm", "vllm/v1/attention/backend.py", "AttentionBackend.validate_configuration")
