@@ -147,21 +147,45 @@ def _hub(repo: str) -> Model:
 
     repo, _, revision = repo.partition("@")
     try:
-        path = hf_hub_download(repo, "config.json", revision=revision or None)
+        reached = _answers(repo, revision or None)
+        path = hf_hub_download(
+            repo, "config.json", revision=revision or None, local_files_only=not reached
+        )
     except Exception as error:  # one line, whatever the hub, its client or the network did
         raise HubError(_why(repo, error)) from None
     config = _config(_read(Path(path)), f"{repo}/config.json")
     names: frozenset[str] | None = None  # stays so offline and without safetensors
+    if not reached:
+        return Model(name=repo, config=config)
     try:
         metadata = HfApi(library_name="fixturegen").get_safetensors_metadata(
             repo, revision=revision or None
         )
         names = frozenset(metadata.weight_map)
-    except (errors.NotASafetensorsRepoError, errors.OfflineModeIsEnabled):
+    except errors.NotASafetensorsRepoError:
         pass
     except Exception as error:
         raise HubError(_why(repo, error)) from None
     return Model(name=repo, config=config, names=names)
+
+
+def _answers(repo: str, revision: str | None) -> bool:
+    """Whether the hub can be asked, by one request: a download would retry for half a minute.
+
+    Raises what the hub answers for a repository or file that it does not have.
+    """
+    from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    url = hf_hub_url(repo, "config.json", revision=revision)
+    try:
+        get_hf_file_metadata(url)  # one request, no retries
+    except (errors.HfHubHTTPError, errors.HFValidationError):
+        raise
+    except Exception:  # no name, no route, no answer: whatever the client makes of it
+        return False
+    return True
 
 
 def _why(repo: str, error: Exception) -> str:
