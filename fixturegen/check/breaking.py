@@ -32,6 +32,22 @@ if TYPE_CHECKING:
 #: Rules that reject a recipe, how much larger it is, how far it is from where it came from.
 Cost = tuple[int, float, float]
 
+#: Overrides that a search over one key at a time starts from, where the shipped routing is too far.
+STARTS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("n_group=1", "topk_group=1"),
+    ("topk_method=null",),
+    ("n_routed_experts=256", "n_group=1", "topk_group=1"),
+)
+
+#: Engine options that break rules of attention backends, whatever the checkpoint.
+OPTIONS: dict[str, tuple[object, ...]] = {
+    "kv_cache_dtype": ("fp8", "fp8_e5m2"),
+    "block_size": (24,),
+    "dtype": ("float32",),
+    "speculation": ("mtp:2",),
+}
+
 #: Recipes that ``break_rule`` starts from: one for each way of drafting and storing.
 BASES = ("deepseek-v3-mtp-random", "deepseek-v3-mtp-fp8-random", "deepseek-v3-eagle-random")
 
@@ -63,21 +79,25 @@ def break_rule(rule_id: str) -> Recipe:
         )
     rule = rules[rule_id]
     found: list[tuple[Cost, Recipe, Target, dict[str, int]]] = []
-    for name in BASES:
-        recipe = load_recipe(name)
-        model = from_recipe(recipe)
-        for target in _targets(rule):
-            breaks = list(_breaks(model, rule, target))
-            found += [(cost, recipe, target, changes) for cost, changes in breaks]
-            if breaks:
-                break
-    if not found:
+    for start in STARTS if rule.reads in (MoE, Routing) else STARTS[:1]:
+        for name in BASES:
+            recipe = load_recipe(name, start)
+            model = from_recipe(recipe)
+            for target in _targets(rule):
+                breaks = list(_breaks(model, rule, target))
+                found += [(cost, recipe, target, changes) for cost, changes in breaks]
+                if breaks:
+                    break
+        if found:
+            break
+    else:
         raise RecipeError(
             f"no checkpoint near {', '.join(BASES)} breaks {rule_id}: "
             "it depends on the target or the tensors alone"
         )
     _, recipe, target, changes = min(found, key=lambda item: item[0])
-    how = " and ".join(f"{k} {v}" for k, v in changes.items()) or "the target alone"
+    steps = {**dict(step.split("=") for step in start), **changes}
+    how = " and ".join(f"{k} {v}" for k, v in steps.items()) or "the target alone"
     return dataclasses.replace(
         recipe,
         name=f"broken-{rule.id}",
@@ -115,18 +135,22 @@ def _options(rule: Rule, base: Target) -> Iterator[Target]:
     off = dataclasses.replace(base, env=(*base.env, ("VLLM_MLA_DISABLE", "1")))
     backends = rule.where.backends or ("auto",)
     kind: type[KernelInput] = rule.reads
-    if kind is Attention:
-        yield from options("attention", backends, off)
+    if kind in (Attention, MLADecode):
+        # what the checkpoint can do first, then what the target alone can
+        asked = off if kind is Attention else base
+        yield from options("attention", backends, asked)
+        for name, values in OPTIONS.items():
+            for target in options(name, values, asked):
+                yield from options("attention", backends, target)
     elif kind is FlashAttention:
         yield base
         forced = dataclasses.replace(off, attention="FLASH_ATTN")
         yield from options("flash_attn_version", (0, rule.where.inputs.get("version", 0)), forced)
-    elif kind is MLADecode:
-        yield from options("attention", backends)
     elif kind is MLAPrefill:
         yield from options("prefill", backends)
+        yield from options("prefill", backends, dataclasses.replace(base, dtype="float32"))
     elif kind is Drafting:
-        yield from options("speculation", [f"{method}:2" for method in backends])
+        yield from options("speculation", [f"{m}:{k}" for m in backends for k in (2, 3)])
     elif kind in (MoE, Routing):
         yield from options("moe", ("auto", *moe.NAMES))
         yield from options("moe", ("auto", *moe.NAMES), dataclasses.replace(base, tp=2))

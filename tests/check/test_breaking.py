@@ -24,6 +24,13 @@ from fixturegen.errors import RecipeError
         "moe-trtllm-topk-strict",
         "mtp-layers",
         "tp-heads",
+        "mtp-draft-tokens",
+        "flash-attn-block-size",
+        "triton-mla-spec",
+        "mla-prefill-dtype",
+        "moe-trtllm-experts-4",
+        "moe-routing-experts",
+        "moe-routing-groups-ignored",
     ],
 )
 def test_breaks_what_it_says(rule: str) -> None:

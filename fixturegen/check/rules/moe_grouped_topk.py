@@ -125,7 +125,10 @@ def moe_grouped_topk_chosen(x: Routing) -> bool:
     ),
 )
 def moe_torch_chosen(x: Routing) -> bool:
-    """Other groups are masked with minus infinity, which top-k takes when it runs out."""
+    """Other groups are masked with minus infinity, which top-k takes when it runs out.
+
+    Read in the source; the CPU's twin of it, `moe-cpu-chosen`, ran.
+    """
     return x.num_experts_per_tok <= x.topk_group * (x.n_routed_experts // x.n_group)
 
 

@@ -478,7 +478,10 @@ def moe_routing_chosen_groups_nvfp4(x: Routing) -> bool:
     ),
 )
 def moe_routing_groups_ignored(x: Routing) -> bool:
-    """The FP8 launcher refuses such a config; the bf16 one passes groups on to no one."""
+    """The FP8 launcher refuses such a config; the bf16 one passes groups on to no one.
+
+    Read in the source; no GPU with this kernel has run it here.
+    """
     return x.n_group <= 1
 
 
@@ -499,5 +502,8 @@ def moe_routing_groups_ignored(x: Routing) -> bool:
     ),
 )
 def moe_routing_groups_ignored_nvfp4(x: Routing) -> bool:
-    """The FP8 launcher refuses such a config; the NVFP4 one passes groups on to no one."""
+    """The FP8 launcher refuses such a config; the NVFP4 one passes groups on to no one.
+
+    Read in the source; no GPU with this kernel has run it here.
+    """
     return x.n_group <= 1
