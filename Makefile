@@ -1,6 +1,7 @@
 # Two commands set up everything on a fresh machine: `make fixtures` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
+SITE := site
 RECIPES := deepseek-v3-mtp deepseek-v3-mtp-fp8 deepseek-v3-eagle
 
 .PHONY: fixtures test lint suite upload docs clean
@@ -25,7 +26,7 @@ upload: .venv/core fixtures  ## push fixtures/ to the hub: make upload ORG=my-or
 	$(BIN)/fixturegen push $(addprefix fixtures/,$(RECIPES)) --repo $(ORG)/ $(PUSH)
 
 docs: .venv/docs  ## the documentation site, into site/
-	$(BIN)/mkdocs build --strict
+	$(BIN)/mkdocs build --strict --site-dir $(SITE)
 
 clean:
 	rm -rf .venv fixtures site dist

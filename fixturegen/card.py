@@ -50,7 +50,7 @@ def model_card(folder: Path, *, repo: str, partner: str | None = None) -> str:
         "## Use",
         _use(recipe, role, repo, partner),
         "## Output known in advance",
-        _oracle(recipe),
+        _oracle(recipe, folder),
         "## Dimensions",
         _dimensions(seen),
         "## Tensors",
@@ -120,21 +120,38 @@ def _use(recipe: Recipe, role: str, repo: str, partner: str | None) -> str:
     return "\n\n".join(f"{title}:\n\n{_code(language, text)}" for title, language, text in blocks)
 
 
-def _oracle(recipe: Recipe) -> str:
+def _oracle(recipe: Recipe, folder: Path) -> str:
     if recipe.weights != "planted":
         return (
             "Not for this checkpoint: its weights are random. Use it to test loading and kernels, "
             "and compare an engine only with itself."
         )
-    knobs = dataclasses.asdict(recipe.planted)
-    text = (
+    expected = json.loads((folder / "expected.json").read_text(encoding="utf-8"))
+    parts = [
         "The weights are planted: the greedy continuation of any prompt, the margin at each step, "
         "and the number of drafts accepted are known without running a model. `expected.json` "
         "holds golden prompts, token ids, margins and acceptance counts for any engine in any "
-        "language; `fixturegen oracle` computes them for other prompts."
-    )
-    rows = [(f"`{key}`", f"`{json.dumps(value)}`") for key, value in knobs.items()]
-    return f"{text}\n\n{_table(('knob', 'value'), rows)}"
+        "language; `fixturegen oracle` computes them for other prompts.",
+        f"The right token leads by at least {expected['guaranteed_margin']:.3g} logits at every "
+        f"step. The {len(expected['prompts'])} golden prompts have {expected['max_tokens']} "
+        "output tokens each.",
+    ]
+    if expected["speculation"]:
+        header = ("speculative tokens", "drafts", "drafted", "accepted", "accepted by position")
+        rows = [
+            (
+                tokens,
+                counts["drafts"],
+                counts["draft_tokens"],
+                counts["accepted_tokens"],
+                ", ".join(map(str, counts["accepted_per_position"])),
+            )
+            for tokens, counts in expected["speculation"].items()
+        ]
+        parts.append(_table(header, rows))
+    knobs = dataclasses.asdict(recipe.planted)
+    knob_rows = [(f"`{key}`", f"`{json.dumps(value)}`") for key, value in knobs.items()]
+    return "\n\n".join([*parts, _table(("knob", "value"), knob_rows)])
 
 
 def _dimensions(seen: Inspection) -> str:

@@ -84,7 +84,11 @@ def diagnose() -> Diagnosis:
     }
     gpus, gpu_problem = _gpus()
     cache = default_root()
-    places = {"fixture cache": _room(cache), "working folder": _room(Path.cwd())}
+    places = {
+        "fixture cache": _room(cache),
+        "hub cache": _room(_hub_cache()),
+        "working folder": _room(Path.cwd()),
+    }
     return Diagnosis(
         versions=versions,
         gpus=gpus,
@@ -195,6 +199,12 @@ def _offline() -> bool:
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
+
+
+def _hub_cache() -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
 
 
 def _has_token() -> bool:

@@ -66,7 +66,8 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
 def cli() -> None:
     """Model test fixtures for inference engines.
 
-    Exit codes: 0 good, 1 a check failed, 2 bad use or a mistake in the input.
+    Exit codes: 0 good, 1 a check failed, 2 bad use or a mistake in the input,
+    3 something unknown with --strict.
     """
 
 
@@ -81,7 +82,8 @@ def main() -> None:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except FixturegenError as error:
-        click.echo(f"error: {error}", err=True)
+        line = " ".join(str(error).split())  # one line, whatever it quotes
+        click.echo(f"error: {line}", err=True)
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)

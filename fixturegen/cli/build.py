@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 from fixturegen.cli.tables import table
 from fixturegen.units import human, parse_size
@@ -17,8 +18,18 @@ if TYPE_CHECKING:
     from fixturegen.recipe import Recipe
 
 
+def _complete(
+    ctx: click.Context, param: click.Parameter, start: str
+) -> list[str] | list[CompletionItem]:
+    """What the shell offers: the recipes that ship, else files."""
+    from fixturegen.recipe import list_recipes
+
+    names = [name for name in list_recipes() if name.startswith(start)]
+    return names or [CompletionItem(start, type="file")]
+
+
 @click.command()
-@click.argument("recipes", nargs=-1, metavar="RECIPE...")
+@click.argument("recipes", nargs=-1, metavar="RECIPE...", shell_complete=_complete)
 @click.option("-o", "--out", default="fixtures", show_default=True, help="Folder to build into.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key.")
 @click.option("--seed", type=int, help="Seed of all values.")

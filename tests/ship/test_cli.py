@@ -1,10 +1,13 @@
-"""`push` and `pull` as commands, in processes of their own, against a hub on loopback."""
+"""`push`, `pull` and shell completion in processes of their own; the hub is on loopback."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from fixturegen import build
 from fixturegen.manifest import MANIFEST
 from fixturegen.recipe import Recipe
 from tests.ship.fakehub import READ_TOKEN, WRITE_TOKEN, Blob, FakeHub
+from tests.ship.test_docs import ROOT
 
 #: Words, and a token -> exit code, stdout, stderr.
 Run = Callable[..., tuple[int, str, str]]
@@ -80,6 +84,62 @@ def test_pair_goes_to_two_repositories(
         assert f'"model": "{name}-draft"'.encode() in fakehub.files(repo)["README.md"]
     (collection,) = fakehub.collections.values()
     assert {item["id"] for item in collection["items"]} == set(fakehub.repos)
+
+
+def test_bar_on_a_terminal_only(run: Run, fakehub: FakeHub, checkpoint: Path) -> None:
+    """`run` has pipes, where there is no bar; here stderr is a terminal."""
+    _, _, err = run("push", str(checkpoint), "--repo", "org/quiet")
+    assert "%|" not in err
+    words = [sys.executable, "-m", "fixturegen", "push", str(checkpoint), "--repo", "org/bar"]
+    settings = {"HF_ENDPOINT": fakehub.endpoint, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": WRITE_TOKEN}
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    with subprocess.Popen(
+        words, env=os.environ | settings, stdout=subprocess.DEVNULL, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # what Linux says where nobody writes any more
+            while chunk := os.read(ours, 4096):
+                shown += chunk
+    os.close(ours)
+    assert process.returncode == 0, shown
+    assert b"100%|" in shown, shown
+    assert WRITE_TOKEN.encode() not in shown
+
+
+def complete(**settings: str) -> str:
+    """What our command, found as a shell finds it, answers to a shell's completion."""
+    program = Path(sys.executable).parent / "fixturegen"
+    done = subprocess.run(
+        [program], env=os.environ | settings, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script(shell: str) -> None:
+    """The page's line for each shell asks for a script; it calls back as `complete` does below."""
+    page = (ROOT / "docs" / "how-to" / "shell-completion.md").read_text(encoding="utf-8")
+    assert f"_FIXTUREGEN_COMPLETE={shell}_source fixturegen" in page
+    script = complete(_FIXTUREGEN_COMPLETE=f"{shell}_source")
+    assert f"_FIXTUREGEN_COMPLETE={shell}_complete" in script
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("fixturegen pu", {"push", "pull"}),
+        ("fixturegen cache pr", {"prune"}),
+        ("fixturegen build --dr", {"--dry-run"}),
+        ("fixturegen build deepseek-v3-eag", {"deepseek-v3-eagle", "deepseek-v3-eagle-random"}),
+    ],
+)
+def test_completion(line: str, offered: set[str]) -> None:
+    said = complete(
+        _FIXTUREGEN_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(line.count(" "))
+    )
+    assert {word.partition(",")[2] for word in said.splitlines()} == offered
 
 
 def test_bad_use_is_one_line(run: Run, fakehub: FakeHub, checkpoint: Path, tmp_path: Path) -> None:

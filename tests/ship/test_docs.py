@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -25,12 +26,21 @@ GENERATED = {"rules.md", "cli.md", "api.md", "recipe-keys.md"}
 
 #: Commands that other tests execute, with the test (or CI step) that does.
 ELSEWHERE = {
-    r"make (test|lint|suite)": ".ci/run",
+    r"make (test|lint)": ".ci/run",
     r"make (fixtures|upload)": "tests/ship/test_make.py",
     r"pip install fixturegen pytest": "tests/ship/test_wheel.py",
     r"fixturegen suite\b(?!.*--dry-run)": "tests/suite, with --dry-run here",
     r"fixturegen verify .*--load vllm": "tests/core/test_engines.py",
     r"fixturegen measure\b": "tests/measure",
+    r"pytest -n auto --fixturegen-cache": "tests/ship/test_pytest_plugin.py",
+}
+
+#: What stands in no block of commands although it looks like one, with the reason.
+SHOWN_ONLY = {
+    r"fixturegen check MODEL \[": "the usage, not a command",
+    r"python (-m pytest )?tests/": "tests, and the harness of one",
+    r"fixturegen measure\b": "tests/measure",
+    r"python -m sglang": "SGLang is not among the dependencies of the tests",
 }
 
 
@@ -47,10 +57,13 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """What a reader would type: after prompts in a console block, each line of a shell one."""
+        """What a reader would type: after prompts in a console block, each line of a shell one;
+        of a CI job, its steps that are ours."""
         lines = self.text.replace("\\\n", " ").splitlines()
         if self.language == "console":
             return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        if self.language == "yaml":
+            return re.findall(r"^ *- (?:run: )?((?:fixturegen|pytest) .*)$", self.text, re.M)
         return [line for line in lines if line.strip() and not line.startswith("#")]
 
 
@@ -63,7 +76,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 ALL = [block for page in PAGES if page.name not in GENERATED for block in blocks(page)]
-SHELL = ("console", "bash", "sh")
+SHELL = ("console", "bash", "sh", "yaml")
 #: The tutorial starts with an installation, so tests/ship/test_wheel.py runs it in an empty one.
 HERE = [page for page in PAGES if page.name not in {*GENERATED, "tutorial.md"}]
 
@@ -116,6 +129,19 @@ def test_there_is_something_to_run() -> None:
 
 
 @pytest.mark.parametrize("page", [p.relative_to(ROOT).as_posix() for p in HERE])
+def test_no_command_is_hidden(page: str) -> None:
+    """Text and indented blocks hold output, so that whatever can be typed is run below."""
+    shown = "\n".join(block.text for block in blocks(ROOT / page) if block.language == "text")
+    prose = re.sub(
+        r"^```.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.M | re.S
+    )
+    indented = "\n".join(re.findall(r"^ {4}(.*)$", prose, re.M))
+    program = r"^(?:\$ )?((?:fixturegen|make|pip|python|pytest) .*)$"
+    for line in re.findall(program, f"{shown}\n{indented}", re.M):
+        assert any(re.match(pattern, line) for pattern in SHOWN_ONLY), line
+
+
+@pytest.mark.parametrize("page", [p.relative_to(ROOT).as_posix() for p in HERE])
 def test_commands(page: str, reader: dict[str, str], tmp_path: Path) -> None:
     """The commands of one page, in order, in one folder."""
     for block in blocks(ROOT / page):
@@ -148,6 +174,7 @@ def is_test(block: Block) -> bool:
 
 
 PYTHON = [block for block in ALL if block.language == "python"]
+WITH_VLLM = [block for block in PYTHON if re.search(r"^(import|from) vllm\b", block.text, re.M)]
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=str)
@@ -157,7 +184,7 @@ def test_python_compiles(block: Block) -> None:
 
 @pytest.mark.parametrize(
     "block",
-    [b for b in PYTHON if is_test(b) and "vllm" not in b.text and b.page.name != "tutorial.md"],
+    [b for b in PYTHON if is_test(b) and b not in WITH_VLLM and b.page.name != "tutorial.md"],
     ids=str,
 )
 def test_example_tests_pass(block: Block, reader: dict[str, str], tmp_path: Path) -> None:
@@ -174,20 +201,21 @@ def test_example_tests_pass(block: Block, reader: dict[str, str], tmp_path: Path
 
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_the_tutorials_vllm_test_passes(reader: dict[str, str], tmp_path: Path) -> None:
-    """A test file written as its users write them, on a real engine."""
-    (block,) = [b for b in PYTHON if b.page.name == "tutorial.md" and "import vllm" in b.text]
+@pytest.mark.parametrize("block", WITH_VLLM, ids=str)
+def test_examples_with_vllm_run(block: Block, reader: dict[str, str], tmp_path: Path) -> None:
+    """Tests as their users write them, and lines for a prompt, on a real engine."""
     (tmp_path / "test_example.py").write_text(block.text, encoding="utf-8")
-    env = reader | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    pytest_words = ["-m", "pytest", "-q", "--fixturegen-offline", "test_example.py"]
+    words = pytest_words if is_test(block) else ["-c", block.text]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--fixturegen-offline", "test_example.py"],
+        [sys.executable, *words],
         cwd=tmp_path,
-        env=env,
+        env=reader | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"},
         capture_output=True,
         text=True,
         timeout=400,
     )
-    assert done.returncode == 0, done.stdout[-4000:]
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
 def test_expected_json_self_test(shipped: Path) -> None:
@@ -233,6 +261,40 @@ def test_generated_pages_are_current() -> None:
         )
 
 
+def first_column(page: str, heading: str) -> set[str]:
+    """The code in the first column of the table below a heading."""
+    text = (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8")
+    section = text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`.*?) \|", section, re.M)
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+@pytest.mark.parametrize("name", ["fixturegen.json", "expected.json"])
+def test_file_formats_are_as_written(name: str, shipped: Path) -> None:
+    content = json.loads((shipped / "deepseek-v3-mtp" / name).read_text(encoding="utf-8"))
+    assert first_column("files.md", f"`{name}`") == content.keys()
+
+
+def test_the_plugins_page_names_all_it_has() -> None:
+    import fixturegen.pytest_plugin as plugin
+
+    fixtures = {
+        name
+        for name, thing in vars(plugin).items()
+        if type(thing).__name__ == "FixtureFunctionDefinition" and not name.startswith("_")
+    }
+    assert len(fixtures) >= 9 and first_column("pytest.md", "Fixtures") == fixtures
+    attributes = {name for name in vars(Checkpoint) if not name.startswith("_")}
+    written = first_column("pytest.md", "The object")
+    assert {name[1:].partition("(")[0] for name in written} == attributes
+    said = subprocess.run(
+        [sys.executable, "-m", "pytest", "--help"], capture_output=True, text=True
+    )
+    options = set(re.findall(r"^ +(--fixturegen-\S+?)[= ]", said.stdout, re.M))
+    written = first_column("pytest.md", "Options")
+    assert {option.split()[0] for option in written} == options != set()
+
+
 def test_every_page_is_in_the_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for page in sorted((ROOT / "docs").rglob("*.md")):
@@ -243,12 +305,11 @@ def test_every_page_is_in_the_navigation() -> None:
 
 @pytest.mark.slow
 def test_site_builds_offline(tmp_path: Path) -> None:
+    bin_ = Path(sys.executable).parent  # where mkdocs is, so `make` need not install it
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path)],
+        ["make", "-o", ".venv/docs", "docs", f"BIN={bin_}", f"SITE={tmp_path}"],
         cwd=ROOT,
-        env=os.environ
-        | {"NO_MKDOCS_2_WARNING": "1", "HTTP_PROXY": "http://127.0.0.1:9"}
-        | {"HTTPS_PROXY": "http://127.0.0.1:9"},
+        env=os.environ | {"HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"},
         capture_output=True,
         text=True,
     )

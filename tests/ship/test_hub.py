@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from huggingface_hub import HfApi, ModelCard
 
 from fixturegen import build, hub
 from fixturegen.card import model_card
+from fixturegen.checkpoint import Checkpoint
 from fixturegen.errors import CheckpointError, HubError
 from fixturegen.hub import add_to_collection, plan_push, pull, pull_recipe, push
 from fixturegen.manifest import MANIFEST, Manifest
@@ -463,6 +465,19 @@ def test_pull_recipe_takes_only_that_recipe(
     assert Manifest.load(tmp_path / "out") == Manifest.load(checkpoint)
 
 
+def test_pull_recipe_finds_the_draft_beside_its_target(
+    fakehub: FakeHub, api: HfApi, tiny_pair_recipe: Recipe, tmp_path: Path
+) -> None:
+    pair = build(tiny_pair_recipe, tmp_path / "pair", check=False).path
+    push(pair / "target", "org/pair", api=api, tag="v1")
+    with pytest.raises(HubError, match=r"\(draft\), as resolved here, is in none of org/pair@v1"):
+        pull_recipe(tiny_pair_recipe, tmp_path / "early", ["org/pair@v1"], api=api)
+    push(pair / "draft", "org/pair-draft", api=api, tag="v1")
+    pull_recipe(tiny_pair_recipe, tmp_path / "out", ["org/pair@v1"], api=api)
+    for part in ("target", "draft"):
+        assert Manifest.load(tmp_path / "out" / part) == Manifest.load(pair / part)
+
+
 # -- card
 
 
@@ -482,3 +497,18 @@ def test_card_is_valid_and_says_what_the_checkpoint_is(checkpoint: Path, api: Hf
     ):
         assert needle in text, needle
     assert model_card(checkpoint, repo=REPO) == text
+
+
+def test_card_of_planted_weights_has_margin_and_acceptance(
+    fixturegen_checkpoint: Callable[..., Checkpoint],
+) -> None:
+    planted = fixturegen_checkpoint("deepseek-v3-mtp")
+    text = model_card(planted.path, repo=REPO)
+    card = ModelCard(text, ignore_metadata_errors=False)
+    assert card.data.tags and "planted-weights" in card.data.tags
+    assert f"at least {planted.expected['guaranteed_margin']:.3g} logits" in text
+    for tokens, counts in planted.expected["speculation"].items():
+        row = [tokens, counts["drafts"], counts["draft_tokens"], counts["accepted_tokens"]]
+        assert f"| {' | '.join(map(str, row))} |" in text
+    for target in planted.recipe.targets:
+        assert f"| `{target}` | accepted |" in text or f"| `{target}` | falls back |" in text
