@@ -16,6 +16,9 @@ from fixturegen.fields import key, nearest, read
 
 LARGEST = 2**31 - 1
 
+#: Layers, and experts of all layers together, above which no list of tensors is made.
+MOST_LAYERS, MOST_EXPERTS = 10_000, 2_000_000
+
 #: Keys whose defaults differ from DeepSeek-V3's, by model type (their configuration classes).
 MODEL_TYPES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {},
@@ -47,6 +50,9 @@ MODEL_TYPES: dict[str, dict[str, Any]] = {
 
 #: Architectures of an Eagle draft whose weights vLLM's ``deepseek_eagle.py`` reads.
 EAGLE_ARCHITECTURE = "EagleDeepSeekMTPModel"
+
+#: Architectures of an Eagle3 draft with a DeepSeek decoder (vLLM's ``deepseek_eagle3.py``).
+EAGLE3_ARCHITECTURES = ("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +99,10 @@ class ModelConfig:
     hidden_size: int = _size("width of the residual stream", 7168)
     intermediate_size: int = _size("width of a dense layer's MLP", 18432)
     moe_intermediate_size: int = _size("width of one expert", 2048)
-    num_hidden_layers: int = _size("layers of the target, MTP layers not counted", 61)
-    num_nextn_predict_layers: int = _count("MTP layers", 1)
+    num_hidden_layers: int = key(
+        "layers of the target, MTP layers not counted", 61, at_least=1, at_most=MOST_LAYERS
+    )
+    num_nextn_predict_layers: int = key("MTP layers", 1, at_least=0, at_most=MOST_LAYERS)
     num_attention_heads: int = _size("attention heads", 128)
     num_key_value_heads: int | None = _size("must equal num_attention_heads for MLA", None)
     q_lora_rank: int | None = _size("query latent width, null for a direct projection", 1536)
@@ -173,6 +181,12 @@ class ModelConfig:
                     f"num_experts_per_tok {self.num_experts_per_tok} is more than "
                     f"n_routed_experts {experts}"
                 )
+            layers = self.num_hidden_layers + self.num_nextn_predict_layers
+            if layers * experts > MOST_EXPERTS:
+                raise wrong(
+                    f"n_routed_experts {experts} in each of {layers} layers are too many; "
+                    f"allowed: {MOST_EXPERTS} in all"
+                )
         if self.qk_rope_head_dim % 2:
             raise wrong(f"qk_rope_head_dim {self.qk_rope_head_dim} is odd; rotary pairs need even")
         kv_heads = self.num_key_value_heads
@@ -200,7 +214,7 @@ class ModelConfig:
         if isinstance(data.get("model"), Mapping) and data.get("model_type") == "eagle":
             return cls.from_dict(data["model"], f"{where}: model")
         model_type = data.get("model_type")
-        if model_type not in MODEL_TYPES and not (
+        if str(model_type) not in MODEL_TYPES and not (
             model_type == "eagle" and data.get("architectures") == [EAGLE_ARCHITECTURE]
         ):
             known = ", ".join(MODEL_TYPES)
@@ -277,6 +291,8 @@ def _rope(data: Mapping[str, Any], where: str) -> tuple[Any, RopeScaling | None]
     params = data.get("rope_parameters") or data.get("rope_scaling") or {}
     if not isinstance(params, Mapping):
         raise ConfigError(f"{where}: rope_scaling is {params!r}; allowed: a mapping or null")
+    if any(isinstance(value, Mapping) for value in params.values()):
+        raise ConfigError(f"{where}: rope_parameters for each kind of layer are not understood")
     theta = data.get("rope_theta") or params.get("rope_theta") or 10000.0
     kind = params.get("type", params.get("rope_type", "default"))
     if kind == "default":

@@ -104,9 +104,13 @@ def _typed(hint: Any, value: Any, spot: str, error: type[FixturegenError]) -> An
         item = typing.get_args(hint)[0]
         return tuple(_typed(item, v, f"{spot}[{i}]", error) for i, v in enumerate(value))
     if hint is float:
-        if not math.isfinite(value):
-            raise error(f"{spot} is {value}; allowed: a finite number")
-        return float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise error(f"{spot} is {_show(value)}; allowed: a finite number")
+        return number
     return value
 
 

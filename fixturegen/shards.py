@@ -123,8 +123,12 @@ def read_header(path: Path) -> dict[str, Located]:
     Raises CheckpointError for a file that is truncated, whose header is too long or not JSON, or
     whose offsets do not cover the file exactly.
     """
-    size = os.path.getsize(path)
-    with path.open("rb") as file:
+    try:
+        size = os.path.getsize(path)
+        file = path.open("rb")
+    except OSError as error:
+        raise CheckpointError(f"{path.name}: cannot be read: {error.strerror}") from None
+    with file:
         prefix = file.read(8)
         if len(prefix) < 8:
             raise CheckpointError(f"{path.name}: truncated: {size} bytes, no header")
@@ -144,9 +148,11 @@ def read_header(path: Path) -> dict[str, Located]:
         located = {}
         for name, value in table.items():
             start, stop = value["data_offsets"]
+            if not isinstance(value["dtype"], str):
+                raise TypeError
             entry = Stored(name, value["dtype"], tuple(value["shape"]))
             located[name] = Located(entry, 8 + length + start, 8 + length + stop)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f"{path.name}: header is not a safetensors header") from None
     end = 8 + length
     for place in sorted(located.values(), key=lambda p: p.start):

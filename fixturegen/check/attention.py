@@ -85,6 +85,7 @@ def derive(config: ModelConfig, target: Target, part: str = "target") -> Derived
         block_size=target.block_size,
         flash_attn=settle(call, target)[0].version if target.gpu != "cpu" else 0,
         default_flash_attn=default_flash_attention(target),
+        index_topk=config.index_topk or 0,
         rope="default" if config.rope_scaling is None else config.rope_scaling.type,
     )
     # on CPU a backend that was asked for is ignored

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
@@ -119,6 +120,13 @@ def matrix_text(
         colour = WORDS[verdict][1]
         parts.append(f"{style(verdict, fg=colour)}  {rule}: {catalogue()[rule].title}")
         parts.append(f"    {consequence}")
+        parts.append(f"    {_where(where)}")
+    gaps: dict[str, list[Target]] = {}
+    for report in reports:
+        for reason in report.unknown:
+            gaps.setdefault(reason, []).append(report.target)
+    for reason, where in gaps.items():
+        parts.append(f"{style('unknown', fg=WORDS['unknown'][1])}  {reason}")
         parts.append(f"    {_where(where)}")
     fixes: dict[str, dict[str, None]] = {}
     for repair in (repair for found in repairs.values() for repair in found):
@@ -238,4 +246,6 @@ def junit(name: str, reports: Sequence[Report], repairs: Mapping[Target, Sequenc
             case = ElementTree.SubElement(suite, "testcase", classname="coverage", name=reason)
             ElementTree.SubElement(case, "skipped", message=reason)
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+    text = ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
+    # characters that no XML document may hold, from the name of a file
+    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text) + "\n"

@@ -54,6 +54,8 @@ class Attention(KernelInput):
     #: FlashAttention version this layer would call, and the one before its dims are looked at.
     flash_attn: int = 4
     default_flash_attn: int = 4
+    #: Tokens that DeepSeek-V3.2's indexer picks, 0 for dense attention.
+    index_topk: int = 0
     #: Rotary embedding: ``yarn`` or ``default``.
     rope: str = "yarn"
 
@@ -202,6 +204,8 @@ class Parallel(KernelInput):
     num_attention_heads: int = 128
     #: 0 for a model without routed experts.
     n_routed_experts: int = 256
+    #: Widths of the dense MLPs and of the shared experts.
+    widths: tuple[int, ...] = (18432, 2048)
     tp: int = 1
     ep: int = 1
 
@@ -216,14 +220,18 @@ class Loading(KernelInput):
     kernel: ClassVar[str] = "loading"
     #: The model class that the engine looks up.
     architecture: str = "DeepseekV3ForCausalLM"
-    quantised: bool = False
+    #: The loader looks for parameters that no tensor was loaded into: not in quantised models, nor
+    #: in an Eagle draft, whose ``load_weights`` does not say what it loaded.
+    tracked: bool = True
     topk_method: str | None = "noaux_tc"
     #: Gates with and without e_score_correction_bias.
     gates_with_bias: int = 0
     gates_without_bias: int = 0
-    #: Norms, and other tensors, that the loader needs and the checkpoint lacks.
+    #: Norms (and an MTP layer's ``eh_proj``) that the loader needs and the checkpoint lacks, other
+    #: tensors, and those of an MTP layer that repeat the target's.
     missing_norms: int = 0
     missing: int = 0
+    missing_copies: int = 0
     #: Tensors that the loader has no place for.
     unexpected: int = 0
     #: The first names behind the counts.

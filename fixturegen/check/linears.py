@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fixturegen.check.inputs import Derived, Linear
-from fixturegen.check.moe import has_moe_layer, weight_scheme
+from fixturegen.check.moe import has_dense_layer, has_moe_layer, weight_scheme
 from fixturegen.check.releases import within
 from fixturegen.check.target import Target
 from fixturegen.config import ModelConfig
@@ -70,10 +70,9 @@ def shapes(config: ModelConfig, target: Target) -> Iterator[tuple[str, str, int,
         yield "self_attn.indexer.wq_b", "replicated", config.q_lora_rank, (indexer,)
         if within(target.vllm, None, "0.19.1"):  # merged with weights_proj, in bf16, since
             yield "self_attn.indexer.wk", "replicated", hidden, (config.index_head_dim,)
-    moe = has_moe_layer(config)
-    if not moe or config.first_k_dense_replace or config.moe_layer_freq > 1:
+    if has_dense_layer(config):
         yield from mlp("mlp", hidden, config.intermediate_size)
-    if moe and config.n_shared_experts:
+    if has_moe_layer(config) and config.n_shared_experts:
         width = config.moe_intermediate_size * config.n_shared_experts
         yield from mlp("mlp.shared_experts", hidden, width)
 

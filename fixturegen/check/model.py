@@ -8,12 +8,25 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from fixturegen.config import ModelConfig
+from fixturegen.config import EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURE, ModelConfig
 from fixturegen.errors import CheckpointError, ConfigError, FixturegenError, HubError, RecipeError
+from fixturegen.fields import nearest
 
-#: Refuse to parse a config.json larger than this; real ones have a few kilobytes.
-LARGEST_CONFIG = 4 * 2**20
+#: Refuse to parse files larger than this: a config.json has a few kilobytes, DeepSeek-V3's index
+#: 9 MB.
+LARGEST_CONFIG, LARGEST_INDEX = 2**22, 2**28
+
+#: Model classes of the engine whose layers are understood.
+ARCHITECTURES = (
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "DeepSeekMTPModel",
+    EAGLE_ARCHITECTURE,
+    *EAGLE3_ARCHITECTURES,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +65,12 @@ def load(name: str, draft: str | None = None) -> Model:
 
 def _load(name: str) -> Model:
     path = Path(name)
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # a name too long, or with a NUL, or a locked folder
+        raise ConfigError(f"{name[:60]!r}: {getattr(error, 'strerror', error)}") from None
     if path.is_dir():
         return _folder(path)
     if path.suffix == ".json" or (path.is_file() and path.suffix not in (".yaml", ".yml")):
@@ -79,10 +98,12 @@ def _folder(path: Path) -> Model:
     return Model(name=str(path), config=_config(_read(config), str(config)), names=_names(path))
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, largest: int = LARGEST_CONFIG) -> Any:
     try:
-        if path.stat().st_size > LARGEST_CONFIG:
-            raise ConfigError(f"{path}: larger than {LARGEST_CONFIG >> 20} MiB; not a config.json")
+        if not path.is_file() and path.exists():
+            raise ConfigError(f"{path}: not a file")
+        if path.stat().st_size > largest:
+            raise ConfigError(f"{path}: larger than {largest >> 20} MiB, which no such file is")
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
@@ -93,7 +114,13 @@ def _read(path: Path) -> Any:
 
 
 def _config(data: Any, where: str) -> ModelConfig:
-    return ModelConfig.from_dict(data, where)
+    config = ModelConfig.from_dict(data, where)
+    if config.architectures[0] not in ARCHITECTURES:
+        raise ConfigError(
+            f"{where}: architectures {config.architectures[0]!r} is not understood; "
+            f"known: {', '.join(ARCHITECTURES)}" + nearest(config.architectures[0], ARCHITECTURES)
+        )
+    return config
 
 
 def _names(folder: Path) -> frozenset[str] | None:
@@ -102,7 +129,7 @@ def _names(folder: Path) -> frozenset[str] | None:
 
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        weights = _read(index)
+        weights = _read(index, LARGEST_INDEX)
         table = weights.get("weight_map") if isinstance(weights, dict) else None
         if not isinstance(table, dict):
             raise CheckpointError(f"{index}: weight_map is missing")
@@ -143,9 +170,16 @@ def from_recipe(recipe: Any) -> Model:
 
 def _hub(repo: str) -> Model:
     """config.json and tensor names of a hub repository (HF_ENDPOINT, HF_HUB_OFFLINE hold)."""
+    try:
+        urlsplit(os.environ.get("HF_ENDPOINT", "")).port  # noqa: B018  huggingface_hub dies of it
+    except ValueError as error:
+        raise HubError(f"{repo}: HF_ENDPOINT is not an address: {error}") from None
     from huggingface_hub import HfApi, errors, hf_hub_download
 
+    name = repo
     repo, _, revision = repo.partition("@")
+    if not repo.strip("/ "):
+        raise HubError(f"{name}: not a hub id; the form is owner/name")
     try:
         reached = _answers(repo, revision or None)
         path = hf_hub_download(

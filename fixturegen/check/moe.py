@@ -160,6 +160,19 @@ def has_moe_layer(config: ModelConfig) -> bool:
     return config.is_eagle_draft or any(config.is_moe_layer(i) for i in range(layers))
 
 
+def has_dense_layer(config: ModelConfig) -> bool:
+    """Whether any layer has a plain MLP."""
+    sparse = has_moe_layer(config)
+    return not sparse or config.first_k_dense_replace > 0 or config.moe_layer_freq > 1
+
+
+def dense_widths(config: ModelConfig) -> tuple[int, ...]:
+    """Widths of the MLPs that every token goes through: dense layers' and the shared experts'."""
+    dense = (config.intermediate_size,) if has_dense_layer(config) else ()
+    shared = (config.n_shared_experts or 0) * config.moe_intermediate_size
+    return (*dense, shared) if has_moe_layer(config) and shared else dense
+
+
 def weight_scheme(config: ModelConfig) -> str:
     """``bf16``, ``fp8``, ``nvfp4``, or a description of one that is not covered."""
     quantization = config.quantization

@@ -28,7 +28,7 @@ FLASHINFER: tuple[str, ...] = ("0.6.6", "0.6.7", *list(VLLM.values())[1:], "0.7.
 #: The releases of each engine whose versions rules may name.
 RELEASES: dict[str, tuple[str, ...]] = {"vllm": tuple(VLLM), "flashinfer": FLASHINFER}
 
-VERSION = re.compile(r"\d+(\.\d+)*(\.post\d+)?")
+VERSION = re.compile(r"[0-9]+(\.[0-9]+)*(\.post[0-9]+)?")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -53,8 +53,9 @@ def neighbours(engine: str, version: str) -> tuple[str, ...]:
     lies outside.
     """
     releases = RELEASES[engine]
-    if version in releases:
-        return (version,)
+    same = [r for r in releases if key(r) == key(version)]  # 0.33 is 0.33.0
+    if same:
+        return (same[0],)
     older = [r for r in releases if key(r) < key(version)]
     newer = [r for r in releases if key(r) > key(version)]
     return (older[-1], newer[0]) if older and newer else ()

@@ -11,7 +11,7 @@ from fixturegen.check.catalogue import applicable, broken, catalogue, settle, ta
 from fixturegen.check.inputs import Derived, KernelInput
 from fixturegen.check.rule import FallsBack, PassedOver, Rule, SilentlyWrong, Unproven
 from fixturegen.check.target import Target
-from fixturegen.config import ModelConfig
+from fixturegen.config import EAGLE3_ARCHITECTURES, ModelConfig
 
 #: Verdicts, best first.
 VERDICTS = ("accepted", "falls back", "unknown", "silently wrong", "rejected")
@@ -152,9 +152,12 @@ def _paths(
         return [plugin(config, target)]
     paths = _layers(config, target, "target")
     if draft is not None:
-        if draft.architectures[0].startswith("Eagle3"):  # vLLM's deepseek_eagle3.py: never MoE
+        beside = target
+        if draft.architectures[0] in EAGLE3_ARCHITECTURES:  # always MLA, never MoE
             draft = dataclasses.replace(draft, n_routed_experts=None)
-        paths += _layers(draft, target, "draft")
+            env = tuple(e for e in target.env if e[0] != "VLLM_MLA_DISABLE")
+            beside = dataclasses.replace(target, env=env)
+        paths += _layers(draft, beside, "draft")
     return [*paths, loading.derive(config, target, draft, names, draft_names)]
 
 

@@ -76,7 +76,7 @@ class Target:
         for name in ("tp", "ep"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"target: {name}={getattr(self, name)} must be at least 1")
-        if not re.fullmatch(r"sm\d{2,3}", self.gpu) and self.gpu not in (*GPUS, *_plugins()):
+        if not re.fullmatch(r"sm[0-9]{2,3}", self.gpu) and self.gpu not in (*GPUS, *_plugins()):
             raise ConfigError(
                 f"target: gpu={self.gpu!r} is not known; known: {', '.join((*GPUS, *_plugins()))}"
             )
@@ -84,7 +84,7 @@ class Target:
             version = getattr(self, name)
             if version and not releases.VERSION.fullmatch(version):
                 raise ConfigError(f"target: {name}=={version} is not a release, such as 0.33.0")
-        if not re.fullmatch(r"none|(mtp|eagle|eagle3):[1-9]\d{0,2}", self.speculation):
+        if not re.fullmatch(r"none|(mtp|eagle|eagle3):[1-9][0-9]{0,2}", self.speculation):
             raise ConfigError(
                 f"target: speculation={self.speculation!r}; allowed: none, mtp:K, eagle:K, eagle3:K"
             )
@@ -125,7 +125,7 @@ class Target:
             elif name in values:
                 raise ConfigError(f"target: {name} is given twice")
             elif types[name] == "int":
-                if not re.fullmatch(r"\d{1,6}", value):
+                if not re.fullmatch(r"[0-9]{1,6}", value):
                     raise ConfigError(f"target: {name}={value!r} must be a whole number")
                 values[name] = int(value)
             else:

@@ -15,7 +15,7 @@ from fixturegen.check import Target, check, check_recipe, matrix
 from fixturegen.check.model import load
 from fixturegen.check.releases import VLLM
 from fixturegen.check.repair import repairs
-from fixturegen.config import ModelConfig, Quantization, RopeScaling
+from fixturegen.config import EAGLE_ARCHITECTURE, ModelConfig, Quantization, RopeScaling
 from fixturegen.recipe import list_recipes, load_recipe
 
 DEEPSEEK_V3 = ModelConfig(rope_scaling=RopeScaling(), quantization=Quantization())
@@ -234,6 +234,67 @@ def test_tensor_names_of_a_checkpoint() -> None:
     assert rejected(names - {norm}) == {"norms-missing"}
     assert rejected(names - {projection}) == {"tensors-missing-unseen"}
     assert rejected(names | {"model.extra.weight"}) == {"tensors-unexpected"}
+    # an MTP layer's own loader: its plain parameters, and what it may share with the target
+    projection, head = "model.layers.3.eh_proj.weight", "model.layers.3.shared_head.head.weight"
+    assert {projection, head} <= names
+    assert rejected(names - {projection}) == {"norms-missing"}
+    assert rejected(names - {head}) == set()
+    assert rejected(names - {head}, "0.20.2") == {"tensors-missing"}
+    assert rejected(names - {head}, "0.20.2", quantization=Quantization()) == set()
+    assert rejected(names | {"model.layers.3.rot.weight"}) == {"tensors-unexpected"}
+    assert rejected(names | {"model.layers.²." + "9" * 5000}) == {"tensors-unexpected"}
+
+
+def test_tensor_names_of_an_eagle_draft() -> None:
+    """vLLM's loader is not told what an Eagle draft loaded, and so misses nothing."""
+    recipe = load_recipe("deepseek-v3-eagle-random")
+    target, draft = (plan.config for plan in recipe.checkpoints)
+    names = {t.name for t in recipe.checkpoints[1].tensors}
+
+    def verdicts(names: set[str], vllm: str) -> dict[str, str]:
+        at = Target(vllm=vllm, speculation="eagle:1")
+        return {f.rule: f.verdict for f in check(target, at, draft, draft_names=names).rejections}
+
+    for vllm in ("0.19.1", "0.33.0"):
+        assert verdicts(names, vllm) == {}
+        wrong = {"tensors-missing-quantised": "silently wrong"}
+        assert verdicts(names - {"fc.weight"}, vllm) == wrong
+        assert verdicts(names - {"norm.weight"}, vllm) == wrong
+
+
+def test_mtp_layers_beside_the_target() -> None:
+    """A checkpoint of its own for the MTP layers counts instead of the target's."""
+    at = Target(speculation="mtp:2", gpu="sm90")
+    bare = ModelConfig(**{**vars(DEEPSEEK_V3), "num_nextn_predict_layers": 0})
+    assert {f.rule for f in check(bare, at).rejections} == {"mtp-layers"}
+    assert not check(bare, at, DEEPSEEK_V3).rejections
+    assert {f.rule for f in check(DEEPSEEK_V3, at, bare).rejections} == {"mtp-layers"}
+
+
+def test_tensor_parallel_shares_of_a_draft_and_of_dense_layers() -> None:
+    def rejected(target: ModelConfig, line: str, draft: ModelConfig | None = None) -> set[str]:
+        return {f.rule for f in check(target, Target.parse(line), draft).rejections}
+
+    dense = ModelConfig(n_routed_experts=None, num_attention_heads=15, num_key_value_heads=15)
+    assert rejected(dense, "gpu=sm90,tp=5") == {"tp-widths"}
+    narrow = ModelConfig(
+        architectures=(EAGLE_ARCHITECTURE,), num_attention_heads=12, num_key_value_heads=12
+    )
+    assert rejected(DEEPSEEK_V3, "gpu=sm90,tp=8") == set()
+    assert rejected(DEEPSEEK_V3, "gpu=sm90,tp=8", narrow) == {"tp-heads"}
+
+
+def test_eagle3_draft_keeps_mla() -> None:
+    changed = {"architectures": ("Eagle3DeepseekV3ForCausalLM",)}
+    draft = ModelConfig(**{**vars(DEEPSEEK_V3), **changed})
+    on = check(DEEPSEEK_V3, Target.parse("gpu=sm90,speculation=eagle3:2"), draft)
+    off = check(
+        DEEPSEEK_V3, Target.parse("gpu=sm90,speculation=eagle3:2,env=VLLM_MLA_DISABLE=1"), draft
+    )
+    assert on.verdict == "accepted" and "draft moe" not in on.choices
+    assert off.choices["attention"] == "FLASH_ATTN"
+    assert off.choices["draft decode"] == on.choices["draft decode"] == "FLASH_ATTN_MLA"
+    assert off.verdict == "unknown" and "keeps MLA" in off.unknown[0]
 
 
 def test_sparse_attention_of_v32() -> None:
@@ -241,6 +302,8 @@ def test_sparse_attention_of_v32() -> None:
     for gpu, backend in (("sm90", "FLASH_ATTN_MLA_SPARSE"), ("sm100", "FLASHMLA_SPARSE")):
         assert check(config, Target.parse(f"gpu={gpu}")).choices["decode"] == backend
     assert check(config, Target.parse("gpu=sm120")).verdict == "unknown"
+    off = check(config, Target.parse("gpu=sm90,env=VLLM_MLA_DISABLE=1"))
+    assert {f.rule for f in off.rejections} == {"mla-off-indexer"}
 
 
 def test_triton_mla_with_drafts() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
 from fixturegen.cli import cli
+from fixturegen.config import ModelConfig
 
 GOOD = ("deepseek-v3-mtp", "--target", "gpu=sm90")
 BAD = ("top-4-of-4", "--target", "vllm==0.33.0,gpu=sm100,moe=flashinfer_trtllm")
@@ -125,6 +127,20 @@ def test_junit() -> None:
     assert int(bad.attrib["tests"]) == len(bad.findall("testcase"))
     assert "n_routed_experts 8 -> 16" in (bad.findtext("testcase/failure") or "")
     assert unknown.attrib["skipped"] == "1" and unknown.find("testcase/skipped") is not None
+
+
+def test_matrix_says_why_something_is_unknown(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(ModelConfig(index_topk=2048).to_dict()))
+    code, output = run(str(config), "--matrix")
+    assert code == 1 and "\nunknown  MLA decode backend " in output
+
+
+def test_junit_of_a_strange_name(tmp_path: Path) -> None:
+    config = tmp_path / "a\x01b.json"
+    config.write_text(json.dumps(ModelConfig().to_dict()))
+    root = ElementTree.fromstring(run(str(config), "--format", "junit")[1])
+    assert root.attrib["name"].endswith("a?b.json")
 
 
 def test_recipe_without_targets_is_checked_on_its_claims() -> None:

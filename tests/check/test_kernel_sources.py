@@ -120,6 +120,18 @@ def test_mla_off_pads_v(vllm: str) -> None:
     the_only(r"\.\.\., : self\.v_head_dim\s*\]\.reshape\(", text)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("vllm", VLLM)
+def test_mla_off_has_no_indexer(vllm: str) -> None:
+    """A config with index_topk makes a buffer, which DeepseekV2Attention does not take."""
+    text = (sources.vllm_source(vllm) / "vllm/model_executor/models/deepseek_v2.py").read_text()
+    the_only(r'self\.is_v32 = hasattr\(config, "index_topk"\)\n +if self\.is_v32:\n', text)
+    the_only(r"if self\.is_v32:\s+topk_tokens = [^=]*topk_indices_buffer = torch\.empty\(", text)
+    message = the_only(r"assert topk_indices_buffer is None, \(\s*(\"(?:[^\"]|\\\n)*\")\s*\)", text)
+    rule = catalogue()["mla-off-indexer"]
+    assert re.search(rule.otherwise.error, ast.literal_eval(message[1]))  # type: ignore[union-attr]
+
+
 def test_cutlass_mla_heads() -> None:
     for vllm in ("0.19.1", "0.33.0"):
         path = "vllm/v1/attention/backends/mla/cutlass_mla.py"

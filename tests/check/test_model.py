@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,8 +16,10 @@ from click.testing import CliRunner
 
 from fixturegen.check.model import load
 from fixturegen.cli import cli
-from fixturegen.config import ModelConfig, RopeScaling
+from fixturegen.config import ModelConfig, Quantization, RopeScaling
 from fixturegen.errors import FixturegenError
+from fixturegen.layouts import tensors
+from fixturegen.shards import stored
 
 CONFIG: dict[str, Any] = ModelConfig(rope_scaling=RopeScaling()).to_dict()
 
@@ -140,6 +144,25 @@ WRONG: dict[str, tuple[Any, str]] = {
         CONFIG | {"quantization_config": {"quant_method": "awq"}},
         "quant_method 'awq' is not understood",
     ),
+    "too large for a float": (CONFIG | {"rope_theta": 10**400}, "rope_theta"),
+    "a list for the family": (
+        CONFIG | {"model_type": ["deepseek_v3"]},
+        "model_type ['deepseek_v3']",
+    ),
+    "a model class of another family": (
+        CONFIG | {"architectures": ["LlamaForCausalLM"]},
+        "architectures 'LlamaForCausalLM' is not understood",
+    ),
+    "an Eagle3 draft of another family": (
+        {"model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"]},
+        "model_type 'llama' is not understood",
+    ),
+    "absurdly many layers": (CONFIG | {"num_hidden_layers": 2**31 - 1}, "num_hidden_layers"),
+    "absurdly many experts": (CONFIG | {"n_routed_experts": 2**31 - 8}, "n_routed_experts"),
+    "rope for each kind of layer": (
+        CONFIG | {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+        "rope_parameters for each kind of layer",
+    ),
     "unknown rope": (CONFIG | {"rope_scaling": {"type": "llama3"}}, "rope_scaling"),
 }
 
@@ -175,6 +198,58 @@ def test_missing_keys_take_the_familys_defaults(tmp_path: Path) -> None:
 def test_no_such_model(name: str, message: str) -> None:
     code, output = run(name)
     assert code == 2 and message in output and len(output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "x" * 5000 + "/y", "a\0b"])
+def test_names_that_no_file_can_have(name: str) -> None:
+    code, output = run(name)
+    assert code == 2 and len(output) < 200
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    """A pipe would be waited for without end, a loop of links never ends, a folder is no file."""
+    pipe, loop = tmp_path / "pipe.json", tmp_path / "loop.json"
+    os.mkfifo(pipe)
+    loop.symlink_to(loop)
+    assert run(str(pipe)) == (2, f"{pipe}: not a file")
+    assert run(str(loop)) == (2, f"{loop}: Too many levels of symbolic links")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    shard = tmp_path / "model.safetensors"
+    shard.symlink_to("nowhere")
+    assert run(str(tmp_path)) == (
+        2,
+        "model.safetensors: cannot be read: No such file or directory",
+    )
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[" * 100_000,
+        b"[]",
+        b'{"a": {"dtype": ["BF16"], "shape": [1], "data_offsets": [0, 2]}}',
+        b'{"a": {"dtype": "BF16", "shape": [1], "data_offsets": ["0", "2"]}}',
+    ],
+)
+def test_malformed_header(header: bytes, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    shard = tmp_path / "model.safetensors"
+    shard.write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0")
+    assert run(str(tmp_path)) == (2, "model.safetensors: header is not a safetensors header")
+
+
+def test_published_index(tmp_path: Path) -> None:
+    """DeepSeek-V3's index names 91,991 tensors in 8 MB; the matrix is answered in seconds."""
+    config = ModelConfig(rope_scaling=RopeScaling(), quantization=Quantization())
+    names = {e.name: "model.safetensors" for t in tensors(config) for e in stored(t, config)}
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": names}))
+    assert len(names) == 91_991 and index.stat().st_size > 4 * 2**20
+    start = time.process_time()
+    code, output = run(str(tmp_path), "--matrix")
+    assert code == 1 and "tensors-" not in output
+    assert time.process_time() - start < 10
 
 
 def test_empty_folder(tmp_path: Path) -> None:
@@ -262,6 +337,15 @@ def test_no_network(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     code, output = run("org/model")
     assert code == 2 and "check the network and HF_ENDPOINT" in output
     assert len(output.strip().splitlines()) == 1
+
+
+def test_endpoint_that_is_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:99999")
+    code, output = run("org/model")
+    assert (code, output) == (
+        2,
+        "org/model: HF_ENDPOINT is not an address: Port out of range 0-65535",
+    )
 
 
 def test_offline(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:

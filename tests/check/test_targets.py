@@ -18,6 +18,10 @@ from fixturegen.errors import ConfigError, EngineError
         ("tp=two", "tp='two' must be a whole number"),
         ("tp=-1", "tp='-1' must be a whole number"),
         ("tp=99999999", "must be a whole number"),
+        ("tp=٣", "tp='٣' must be a whole number"),
+        ("gpu=sm٩٠", "gpu='sm٩٠' is not known"),
+        ("block_size=٣", "must be a whole number"),
+        ("vllm==٠.٣٣.٠", "is not a release"),
         ("vllm==main", "vllm==main is not a release"),
         ("vllm", "'vllm' is not understood"),
         ("vllm=", "'vllm=' is not understood"),
@@ -33,6 +37,11 @@ def test_wrong_lines(line: str, message: str) -> None:
     with pytest.raises(ConfigError, match=r"^target: ") as caught:
         Target.parse(line)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_short_spelling_of_a_release() -> None:
+    (known,) = Target.parse("vllm==0.33").known()
+    assert known.vllm == "0.33.0"
 
 
 def machine(

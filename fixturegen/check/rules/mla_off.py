@@ -58,6 +58,28 @@ def mla_off_fp8_query(x: Attention) -> bool:
     return x.kv_cache_dtype in ("auto", "bfloat16", "float16")
 
 
+@rule(
+    id="mla-off-indexer",
+    title="DeepSeek-V3.2's sparse attention needs MLA on",
+    where=Where(),
+    otherwise=Rejected(r"topk_indices_buffer is not\s+supported for DeepseekV2Attention"),
+    source=Source(
+        "vllm", "vllm/model_executor/models/deepseek_v2.py", "DeepseekV2Attention.__init__"
+    ),
+    cases=cases(
+        Attention(),
+        breaks=[{"index_topk": 2048}],
+        at_limit=[{"index_topk": 0}],
+        past_limit=[{"index_topk": 1}],
+    ),
+)
+def mla_off_indexer(x: Attention) -> bool:
+    """The indexer hands its choice of tokens to the MLA layer; the plain layer asserts that there
+    is none.
+    """
+    return x.index_topk < 1
+
+
 VALIDATE = Source("vllm", "vllm/v1/attention/backend.py", "AttentionBackend.validate_configuration")
 
 

@@ -26,6 +26,28 @@ def tp_heads(x: Parallel) -> bool:
 
 
 @rule(
+    id="tp-widths",
+    title="TP divides the width of every MLP",
+    where=Where(),
+    otherwise=Rejected(r"\d+ is not divisible by \d+|assert all\(output_size % "),
+    source=Source("vllm", "vllm/model_executor/layers/linear.py", "MergedColumnParallelLinear"),
+    cases=cases(
+        Parallel(widths=(8, 4), tp=4),
+        holds=[{"tp": 1}, {"widths": ()}],
+        breaks=[{"tp": 3}, {"widths": (4, 6)}],
+        at_limit=[{"widths": (4,)}],
+        past_limit=[{"widths": (5,)}, {"widths": (3,)}],
+    ),
+)
+def tp_widths(x: Parallel) -> bool:
+    """`intermediate_size` of dense layers and `n_shared_experts * moe_intermediate_size`.
+
+    Expert parallelism splits the routed experts alone. Their own width is `moe-tp-width`.
+    """
+    return all(width % x.tp == 0 for width in x.widths)
+
+
+@rule(
     id="ep-experts",
     title="Expert parallelism needs at least one expert on every rank",
     where=Where(),
