@@ -3,9 +3,10 @@
     python benchmarks/workers.py [--workers 8] [--rounds 3]
 
 Each run is a pytest session with an empty cache, whose test takes the three default fixtures: the
-first worker to come builds, the others wait. Workers begin together. Counted is the time from the
-first request to the last answer; the whole session, in which each worker also starts an
-interpreter and pytest, stands beside it. The best of the rounds, which take turns.
+first worker to come builds, the others wait. Workers begin together. Printed are the seconds from
+the first request to the last answer, the CPU seconds of all processes in that time (which say more
+on a busy machine) and the whole session, in which each worker also starts an interpreter and
+pytest. The best of the rounds, which take turns.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ def test_it(request):
     Path(f"{os.getpid()}.ready").touch()
     while len(list(Path().glob("*.ready"))) < int(os.environ["ASKERS"]):
         time.sleep(0.01)
-    start = time.time()
+    start, cpu = time.time(), time.process_time()
     for name in FIXTURES:
         assert request.getfixturevalue(name).path.is_dir()
-    Path(f"{os.getpid()}.times").write_text(f"{start} {time.time()}")
+    Path(f"{os.getpid()}.times").write_text(f"{start} {time.time()} {time.process_time() - cpu}")
 """
 
 
-def run(askers: int, *options: str) -> tuple[float, float]:
-    """Seconds from the first request to the last answer, and of the whole session."""
+def run(askers: int, *options: str) -> tuple[float, float, float]:
+    """Seconds from the first request to the last answer, of CPUs meanwhile, of the session."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "test_it.py").write_text(TEST)
@@ -47,9 +48,10 @@ def run(askers: int, *options: str) -> tuple[float, float]:
         session = time.time() - start
         if done.returncode:
             raise SystemExit(done.stdout + done.stderr)
-        times = [file.read_text().split() for file in folder.glob("*.times")]
-    assert len(times) == askers
-    return max(float(end) for _, end in times) - min(float(begin) for begin, _ in times), session
+        times = [map(float, file.read_text().split()) for file in folder.glob("*.times")]
+    begins, ends, cpus = zip(*times, strict=True)
+    assert len(begins) == askers
+    return max(ends) - min(begins), sum(cpus), session
 
 
 def main() -> None:
@@ -62,11 +64,12 @@ def main() -> None:
     for _ in range(arguments.rounds):
         alone.append(run(1, "-p", "no:xdist"))
         together.append(run(arguments.workers, "-n", str(arguments.workers), "--dist", "each"))
-    for who, runs in {"one process": alone, f"{arguments.workers} workers": together}.items():
-        asked, sessions = zip(*runs, strict=True)
-        every = ", ".join(f"{seconds:.2f}" for seconds in asked)
-        print(f"{who:11} {min(asked):6.2f} s ({every}); session {min(sessions):.2f} s")
-    print(f"{min(together)[0] / min(alone)[0]:.2f} times")
+    best = [[min(values) for values in zip(*runs, strict=True)] for runs in (alone, together)]
+    print("                 asked to answered     CPU  session")
+    for who, seconds in zip(("one process", f"{arguments.workers} workers"), best, strict=True):
+        print(f"{who:16} {seconds[0]:15.2f} s {seconds[1]:6.2f} s {seconds[2]:6.2f} s")
+    ratios = [b / a for a, b in zip(*best, strict=True)]
+    print(f"{'times':16} {ratios[0]:15.2f}   {ratios[1]:6.2f}   {ratios[2]:6.2f}")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -181,7 +181,8 @@ class Cache:
 
     def prune(self, max_size: int) -> list[Entry]:
         """Remove the longest unused entries until at most ``max_size`` bytes are left; those
-        removed. An entry that is being built or verified is left alone."""
+        removed. An entry that is being built or verified is left alone. What processes that were
+        killed left unfinished goes as well."""
         from filelock import Timeout
 
         entries = self.entries()
@@ -194,6 +195,7 @@ class Cache:
                 with self._locked(entry.path, blocking=False):
                     # Renamed first: whoever looks sees a whole entry or none.
                     trash = self.root / f".{entry.name}.trash"
+                    shutil.rmtree(trash, ignore_errors=True)
                     entry.path.rename(trash)
                     shutil.rmtree(trash)
                     entry.path.with_name(f"{entry.name}.seen").unlink(missing_ok=True)
@@ -201,6 +203,10 @@ class Cache:
                 continue
             total -= entry.nbytes
             removed.append(entry)
+        for left in self.root.glob(".*-" + "[0-9a-f]" * 16 + "*"):
+            entry_path = self.root / left.name[1:].removesuffix(".trash")
+            with suppress(Timeout), self._locked(entry_path, blocking=False):
+                shutil.rmtree(left, ignore_errors=True)
         return removed
 
 

@@ -702,12 +702,12 @@ def _explain(repo: str, error: Exception, status: int | None, retry_after: float
             )
         case 429:
             wait = f"wait {retry_after:.0f} s and " if retry_after else ""
-            return f"{repo}: too many requests (429); nothing was committed: {wait}run it again"
+            return f"{repo}: too many requests (429): {wait}run it again"
         case int():
-            return f"{repo}: the hub answered {status}; nothing was committed: run it again later"
+            return f"{repo}: the hub answered {status}: run it again later"
     if _is_transport(error):
         return (
-            f"{repo}: no answer from {constants.ENDPOINT} ({type(error).__name__}); nothing was "
-            "committed: check the network and HF_ENDPOINT, then run it again to resume"
+            f"{repo}: no answer from {constants.ENDPOINT} ({type(error).__name__}): check the "
+            "network and HF_ENDPOINT, then run it again to resume"
         )
     return f"{repo}: {type(error).__name__}: {' '.join(str(error).split())}"

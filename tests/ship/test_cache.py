@@ -197,6 +197,23 @@ def test_prune_leaves_what_is_being_built(tmp_path: Path, tiny_recipe: Recipe) -
     assert [e.path for e in Cache(tmp_path).prune(0)] == [entry]
 
 
+def test_prune_clears_what_killed_processes_left(tmp_path: Path, tiny_recipe: Recipe) -> None:
+    cache = Cache(tmp_path)
+    entry = cache.get(tiny_recipe)
+    for name in (f".{entry.name}", f".{entry.name}.trash"):
+        (tmp_path / name / "half").mkdir(parents=True)
+    with cache._locked(entry):
+        thread = threading.Thread(target=Cache(tmp_path).prune, args=(2**40,))
+        thread.start()
+        thread.join()
+        assert len(list(tmp_path.glob(".*"))) == 2, "somebody is at work there"
+    assert Cache(tmp_path).prune(2**40) == [] and entry.is_dir()
+    assert not list(tmp_path.glob(".*"))
+    (tmp_path / f".{entry.name}.trash" / "half").mkdir(parents=True)
+    assert [e.path for e in Cache(tmp_path).prune(0)] == [entry]
+    assert not list(tmp_path.glob(".*")) and not entry.exists()
+
+
 def test_verbs(tmp_path: Path, tiny_recipe: Recipe) -> None:
     entry = Cache(tmp_path).get(tiny_recipe)
 

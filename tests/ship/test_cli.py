@@ -155,6 +155,7 @@ def test_bad_use_is_one_line(run: Run, fakehub: FakeHub, checkpoint: Path, tmp_p
         ("pull", "org/nothing"): "no such repository",
         ("pull", "nothing"): "expected ORG/NAME",
         ("pull", "org/theirs"): f"no {MANIFEST}",
+        ("pull", "org/theirs", "-o", f"{path}/config.json/x"): "config.json: File exists",
     }
     for words, message in cases.items():
         code, out, err = run(*words)

@@ -312,6 +312,20 @@ def test_resume_sends_only_what_is_missing(fakehub: FakeHub, api: HfApi, checkpo
     assert_holds(fakehub, checkpoint)
 
 
+def test_connection_lost_after_the_commit(
+    fakehub: FakeHub, api: HfApi, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message does not claim that nothing happened; the second run only reads back."""
+    fakehub.fail("HEAD /org/fixture/resolve/", Fault(drop=True), times=100)
+    with pytest.raises(HubError, match="run it again") as error:
+        push(checkpoint, REPO, api=api)
+    assert "nothing was" not in str(error.value)
+    assert_holds(fakehub, checkpoint)
+    fakehub._queued.clear()
+    again = push(checkpoint, REPO, api=api)
+    assert again and not again.was_pushed and fakehub.count("/commit/") == 1
+
+
 def test_no_hub_at_all(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "RETRY_WAIT", 0.01)
     with pytest.raises(HubError, match="check the network and HF_ENDPOINT"):
