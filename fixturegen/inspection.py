@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -113,6 +114,15 @@ def read_config(folder: Path) -> ModelConfig:
     return ModelConfig.from_dict(data, str(path))
 
 
+def _layout(config: ModelConfig, manifest: Manifest | None) -> Iterable[Tensor]:
+    """The tensors of the recipe that was built, else of the architecture."""
+    if manifest is not None:
+        with contextlib.suppress(FixturegenError, StopIteration):
+            plans = manifest.load_recipe().checkpoints
+            return next(p.tensors for p in plans if p.role == manifest.role)
+    return tensors(config)
+
+
 def groups(layout: Iterable[Tensor], config: ModelConfig) -> tuple[Group, ...]:
     """Count tensors by group, in the layout's order."""
     found: dict[str, list[int]] = {}
@@ -139,7 +149,7 @@ def inspect(path: str | PathLike[str]) -> list[Inspection]:
             manifest = Manifest.load(folder)
         except FixturegenError:
             manifest = None
-        present = [t for t in tensors(config) if t.name in names]
+        present = [t for t in _layout(config, manifest) if t.name in names]
         result.append(
             Inspection(
                 path=folder,

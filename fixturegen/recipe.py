@@ -8,8 +8,9 @@ unique, by its dotted path. ``base: NAME`` takes another recipe's keys first.
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +35,15 @@ class StandsFor:
     model: str = key("hub id")
     part: str = key("which checkpoint of the recipe", TARGET, choices=(TARGET, DRAFT))
     tests: tuple[str, ...] = key("upstream tests that use it", ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtraTensor:
+    """A tensor that the architecture does not have, for a checkpoint broken on purpose."""
+
+    name: str = key("tensor name")
+    shape: tuple[int, ...] = key("its size", at_least=1, at_most=2**31 - 1)
+    part: str = key("which checkpoint of the recipe", TARGET, choices=(TARGET, DRAFT))
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,8 @@ class Recipe:
     draft_embeddings: str = key(
         "embed_tokens and lm_head of an Eagle draft", "shared", choices=("own", "shared")
     )
+    leave_out: tuple[str, ...] = key("patterns of tensors to leave out, to break a loader", ())
+    extra: tuple[ExtraTensor, ...] = key("tensors to add, to break a loader", ())
     tokenizer_vocab_size: int = key("token ids to train", 4096, at_least=259, at_most=2**31 - 1)
     model: ModelConfig = key("dimensions and routing")
     planted: PlantedKnobs = PlantedKnobs()
@@ -100,14 +112,59 @@ class Recipe:
             raise RecipeError(
                 f"{where}: weight_block_size is null; allowed: two sizes, as 128, 128"
             )
+        if self.leave_out or self.extra:
+            self._validate_edits(where)
         if self.weights == "planted":
             from fixturegen.planted import validate as validate_planted
 
             validate_planted(self, where)
 
+    def _validate_edits(self, where: str) -> None:
+        """Raise RecipeError when ``leave_out`` or ``extra`` do not fit the layout."""
+        if self.weights == "planted":
+            raise RecipeError(
+                f"{where}: leave_out and extra need weights: random; the output of planted weights "
+                "is known for the whole checkpoint only"
+            )
+        for plan in self._whole:
+            names = {t.name for t in plan.tensors}
+            for tensor in (e for e in self.extra if e.part == plan.role):
+                if tensor.name in names or not tensor.shape:
+                    what = "it is there already" if tensor.shape else "its shape is empty"
+                    raise RecipeError(f"{where}: extra {tensor.name}: {what}")
+                names.add(tensor.name)
+        names = {t.name for plan in self._whole for t in plan.tensors}
+        for pattern in self.leave_out:
+            if not fnmatch.filter(names, pattern):
+                raise RecipeError(f"{where}: leave_out {pattern}: no tensor has such a name")
+        if not all(plan.tensors for plan in self.checkpoints):
+            raise RecipeError(f"{where}: leave_out leaves no tensor")
+
     @cached_property
     def checkpoints(self) -> tuple[Plan, ...]:
         """The checkpoints this recipe makes: one, or a target and its Eagle draft."""
+        return tuple(
+            dataclasses.replace(plan, tensors=(*self._kept(plan), *self._added(plan)))
+            for plan in self._whole
+        )
+
+    def _kept(self, plan: Plan) -> Iterator[Tensor]:
+        return (
+            tensor
+            for tensor in plan.tensors
+            if not any(fnmatch.fnmatchcase(tensor.name, pattern) for pattern in self.leave_out)
+        )
+
+    def _added(self, plan: Plan) -> Iterator[Tensor]:
+        return (
+            Tensor(e.name, e.shape, "linear" if len(e.shape) > 1 else "norm", "extra")
+            for e in self.extra
+            if e.part == plan.role
+        )
+
+    @cached_property
+    def _whole(self) -> tuple[Plan, ...]:
+        """The checkpoints with all tensors of their architectures and no other."""
         omit = self.draft == "mtp" and self.mtp_embeddings == "omit"
         target = _present(self.model, drop_optional=omit)
         if self.draft != "eagle":
@@ -127,7 +184,8 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that :meth:`from_dict` reads back, for manifests."""
-        return dataclasses.asdict(self)
+        data = dataclasses.asdict(self)
+        return {k: v for k, v in data.items() if v or k not in ("leave_out", "extra")}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str) -> Recipe:

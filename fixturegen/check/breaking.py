@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from fixturegen.check import moe, releases
@@ -13,6 +14,7 @@ from fixturegen.check.inputs import (
     Drafting,
     FlashAttention,
     KernelInput,
+    Loading,
     MLADecode,
     MLAPrefill,
     MoE,
@@ -32,24 +34,67 @@ if TYPE_CHECKING:
 #: Rules that reject a recipe, how much larger it is, how far it is from where it came from.
 Cost = tuple[int, float, float]
 
-#: Overrides that a search over one key at a time starts from, where the shipped routing is too far.
-STARTS: tuple[tuple[str, ...], ...] = (
-    (),
-    ("n_group=1", "topk_group=1"),
-    ("topk_method=null",),
-    ("n_routed_experts=256", "n_group=1", "topk_group=1"),
-)
+#: Overrides that the search starts from, in order, where the shipped recipes are too far away.
+STARTS: dict[type[KernelInput], tuple[tuple[str, ...], ...]] = {
+    Attention: (
+        ("rope_scaling=null",),
+        ("index_topk=2048",),
+        ("qk_nope_head_dim=192",),
+        ("qk_nope_head_dim=448",),
+        ("qk_rope_head_dim=16", "v_head_dim=16"),
+    ),
+    FlashAttention: (("qk_nope_head_dim=192", "v_head_dim=256"),),
+    Loading: (("topk_method=null",),),
+    MLADecode: (("rope_scaling=null",), ("index_topk=2048",)),
+    MoE: (
+        ("topk_method=null",),
+        (
+            "topk_method=greedy",
+            "scoring_func=softmax",
+            "norm_topk_prob=false",
+            "n_group=1",
+            "topk_group=1",
+        ),
+    ),
+    Routing: (
+        ("n_group=1", "topk_group=1"),
+        ("topk_method=null",),
+        ("topk_method=null", "n_group=1", "topk_group=1", "n_routed_experts=64"),
+        ("n_group=2", "topk_group=2"),
+        ("n_group=null",),
+        ("n_routed_experts=256", "n_group=1", "topk_group=1"),
+    ),
+}
 
 #: Engine options that break rules of attention backends, whatever the checkpoint.
-OPTIONS: dict[str, tuple[object, ...]] = {
-    "kv_cache_dtype": ("fp8", "fp8_e5m2"),
-    "block_size": (24,),
-    "dtype": ("float32",),
-    "speculation": ("mtp:2",),
-}
+OPTIONS: tuple[dict[str, object], ...] = (
+    {"kv_cache_dtype": "fp8"},
+    {"kv_cache_dtype": "fp8_e5m2"},
+    {"kv_cache_dtype": "nvfp4"},
+    {"block_size": 24},
+    {"kv_cache_dtype": "fp8", "block_size": 24},
+    {"dtype": "float32"},
+    {"speculation": "mtp:2"},
+)
 
 #: Recipes that ``break_rule`` starts from: one for each way of drafting and storing.
 BASES = ("deepseek-v3-mtp-random", "deepseek-v3-mtp-fp8-random", "deepseek-v3-eagle-random")
+
+#: Why nothing that ``build`` writes breaks a rule, by what the rule is about.
+OUT_OF_REACH: tuple[tuple[Callable[[Rule], bool], str], ...] = (
+    (
+        lambda rule: rule.where.inputs.get("scheme") == "nvfp4",
+        "it is about NVFP4 weights, which build does not write",
+    ),
+    (
+        lambda rule: "fused_topk_deepseek" in rule.where.backends,
+        "it is about a kernel that vLLM does not call",
+    ),
+    (
+        lambda rule: rule.reads is Drafting and rule.where.backends == ("eagle",),
+        "a recipe's draft has the dims of its target",
+    ),
+)
 
 
 def check_recipe(recipe: Recipe) -> list[str]:
@@ -58,7 +103,9 @@ def check_recipe(recipe: Recipe) -> list[str]:
     lines = []
     for line in recipe.targets:
         target = Target.parse(line)
-        report = check(model.config, target, model.draft)
+        report = check(
+            model.config, target, model.draft, names=model.names, draft_names=model.draft_names
+        )
         lines += [f"{f.rule}: {f.title} ({f.inputs}) on {target}" for f in report.rejections]
     return list(dict.fromkeys(lines))
 
@@ -78,26 +125,25 @@ def break_rule(rule_id: str) -> Recipe:
             f"no rule {rule_id!r}; `fixturegen rules` lists them" + nearest(rule_id, rules)
         )
     rule = rules[rule_id]
-    found: list[tuple[Cost, Recipe, Target, dict[str, int]]] = []
-    for start in STARTS if rule.reads in (MoE, Routing) else STARTS[:1]:
-        for name in BASES:
-            recipe = load_recipe(name, start)
-            model = from_recipe(recipe)
-            for target in _targets(rule):
-                breaks = list(_breaks(model, rule, target))
-                found += [(cost, recipe, target, changes) for cost, changes in breaks]
-                if breaks:
-                    break
+    for applies, reason in OUT_OF_REACH:
+        if applies(rule):
+            raise RecipeError(f"no checkpoint breaks {rule_id}: {reason}")
+    for start in ((), *STARTS.get(rule.reads, ())):
+        found = [
+            broken
+            for base in (load_recipe(name, start) for name in BASES)
+            for broken in _nearest(base, rule)
+        ]
         if found:
+            _, recipe, target, how = min(found, key=lambda broken: broken[0])
             break
     else:
         raise RecipeError(
-            f"no checkpoint near {', '.join(BASES)} breaks {rule_id}: "
-            "it depends on the target or the tensors alone"
+            f"no checkpoint near {', '.join(BASES)} breaks {rule_id}: it takes a config that "
+            "contradicts itself, or an option that no target has"
         )
-    _, recipe, target, changes = min(found, key=lambda item: item[0])
-    steps = {**dict(step.split("=") for step in start), **changes}
-    how = " and ".join(f"{k} {v}" for k, v in steps.items()) or "the target alone"
+    steps = [step.replace("=", " ") for step in start]
+    how = " and ".join(filter(None, (*steps, how))) or "the target alone"
     return dataclasses.replace(
         recipe,
         name=f"broken-{rule.id}",
@@ -105,25 +151,68 @@ def break_rule(rule_id: str) -> Recipe:
         purpose=rule.title,
         stands_for=(),
         targets=(str(target),),
-        draft="none" if changes.get("num_nextn_predict_layers") == 0 else recipe.draft,
-        model=apply(changes, recipe.model, None)[0],
     )
+
+
+def _nearest(base: Recipe, rule: Rule) -> Iterator[tuple[Cost, Recipe, Target, str]]:
+    """Changed recipes that break the rule, on the first target where any does, and how."""
+    model = from_recipe(base)
+    for target in _targets(rule):
+        found = False
+        for cost, changes in _breaks(model, rule, target):
+            found = True
+            how = " and ".join(f"{k} {v}" for k, v in changes.items())
+            yield cost, _changed(base, changes), target, how
+        for edited, how in _edits(base) if rule.reads in (Loading, Drafting) else ():
+            _, verdicts, others = _asked(from_recipe(edited), rule, target, {})
+            if verdicts - {"accepted"}:
+                found = True
+                yield (others, 1, 1), edited, target, how
+        if found:
+            return
+
+
+def _changed(base: Recipe, changes: dict[str, int]) -> Recipe:
+    return dataclasses.replace(
+        base,
+        draft="none" if changes.get("num_nextn_predict_layers") == 0 else base.draft,
+        model=apply(changes, base.model, None)[0],
+    )
+
+
+def _edits(base: Recipe) -> Iterator[tuple[Recipe, str]]:
+    """The recipe without some of its tensors, or with one that its architecture lacks."""
+    from fixturegen.recipe import ExtraTensor
+
+    mtp = f"model.layers.{base.model.num_hidden_layers}"
+    absent = ["*.mlp.gate.e_score_correction_bias", "model.norm.weight", "lm_head.weight"]
+    absent += [f"{mtp}.*"] if base.draft == "mtp" else []
+    names = [t.name for plan in base.checkpoints for t in plan.tensors]
+    for pattern in (p for p in absent if fnmatch.filter(names, p)):
+        yield dataclasses.replace(base, leave_out=(pattern,)), f"leaving out {pattern}"
+    first = f"model.layers.{base.model.first_k_dense_replace}.mlp.gate"
+    extra = ExtraTensor(
+        name=f"{first}.{'extra' if base.model.topk_method else 'e_score_correction_bias'}",
+        shape=(base.model.n_routed_experts or 1,),
+    )
+    yield dataclasses.replace(base, extra=(extra,)), f"an extra {extra.name}"
 
 
 def _targets(rule: Rule) -> Iterator[Target]:
     """Targets that the rule covers: its newest and oldest release, its GPUs and backends."""
     where = rule.where
-    versions = list(releases.VLLM)
-    if where.engine == "vllm":
-        versions = [v for v in versions if releases.within(v, where.since, where.until)]
-    else:
-        versions = [
-            v for v, pin in releases.VLLM.items() if releases.within(pin, where.since, where.until)
-        ]
+    covered = [
+        vllm
+        for vllm, pinned in releases.VLLM.items()
+        if releases.within(vllm if where.engine == "vllm" else pinned, where.since, where.until)
+    ]
+    pairs = [(vllm, "") for vllm in dict.fromkeys(covered[-1:] + covered[:1])]
+    if not covered:  # a FlashInfer that no release pins
+        pairs = [(vllm, where.until or "") for vllm in releases.VLLM]
     env = tuple((variable, "1") for variable in where.env)
-    for version in dict.fromkeys(versions[-1:] + versions[:1]):
+    for vllm, flashinfer in pairs:
         for gpu in where.gpus or ("sm100", "sm90", "cpu", "sm80"):
-            yield from _options(rule, Target(vllm=version, gpu=gpu, env=env))
+            yield from _options(rule, Target(vllm=vllm, gpu=gpu, env=env, flashinfer=flashinfer))
 
 
 def _options(rule: Rule, base: Target) -> Iterator[Target]:
@@ -139,13 +228,13 @@ def _options(rule: Rule, base: Target) -> Iterator[Target]:
         # what the checkpoint can do first, then what the target alone can
         asked = off if kind is Attention else base
         yield from options("attention", backends, asked)
-        for name, values in OPTIONS.items():
-            for target in options(name, values, asked):
-                yield from options("attention", backends, target)
+        for option in OPTIONS:
+            yield from options("attention", backends, dataclasses.replace(asked, **option))  # type: ignore[arg-type]
     elif kind is FlashAttention:
         yield base
         forced = dataclasses.replace(off, attention="FLASH_ATTN")
-        yield from options("flash_attn_version", (0, rule.where.inputs.get("version", 0)), forced)
+        yield from options("flash_attn_version", (0, 3, 4), forced)
+        yield from options("flash_attn_version", (3, 4))
     elif kind is MLAPrefill:
         yield from options("prefill", backends)
         yield from options("prefill", backends, dataclasses.replace(base, dtype="float32"))
@@ -153,10 +242,11 @@ def _options(rule: Rule, base: Target) -> Iterator[Target]:
         yield from options("speculation", [f"{m}:{k}" for m in backends for k in (2, 3)])
     elif kind in (MoE, Routing):
         yield from options("moe", ("auto", *moe.NAMES))
-        yield from options("moe", ("auto", *moe.NAMES), dataclasses.replace(base, tp=2))
+        for more in ({"tp": 2}, {"tp": 3}, {"ep": 3}, {"dtype": "float16"}):
+            yield from options("moe", ("auto", *moe.NAMES), dataclasses.replace(base, **more))
     else:
-        yield from options("tp", (1, 4))
-        yield from options("ep", (4,))
+        yield from options("tp", (1, 4, 3))
+        yield from options("ep", (4, 64))
 
 
 def _breaks(model: Model, rule: Rule, target: Target) -> Iterator[tuple[Cost, dict[str, int]]]:
@@ -190,7 +280,7 @@ def _asked(
         config, draft = apply(changes, model.config, model.draft)
     except ConfigError:
         return set(), set(), 0
-    report = check(config, target, draft)
+    report = check(config, target, draft, names=model.names, draft_names=model.draft_names)
     mine = [f for f in report.findings if f.rule == rule.id]
     rejecting = len({f.rule for f in report.rejections})
     return {f.inputs for f in mine}, {f.verdict for f in mine}, rejecting

@@ -160,12 +160,22 @@ def from_recipe(recipe: Any) -> Model:
 
     plans = {plan.role: plan for plan in recipe.checkpoints}
     draft = plans.get(DRAFT)
+    # a whole layout needs no look at its names
+    names = {r: _stored(p) if recipe.leave_out or recipe.extra else None for r, p in plans.items()}
     return Model(
         name=recipe.name,
         config=plans[TARGET].config,
         draft=draft.config if draft else None,
+        names=names[TARGET],
+        draft_names=names.get(DRAFT),
         claims=recipe.targets,
     )
+
+
+def _stored(plan: Any) -> frozenset[str]:
+    from fixturegen.shards import stored
+
+    return frozenset(entry.name for t in plan.tensors for entry in stored(t, plan.config))
 
 
 def _hub(repo: str) -> Model:
