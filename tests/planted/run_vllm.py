@@ -1,6 +1,6 @@
 """Generate with a real vLLM: in a process of its own, or many cells by one command.
 
-    python -m tests.planted.run_vllm --out FILE [--only TEXT]
+    python -m tests.planted.run_vllm --out FILE [--gpu] [--graphs] [--only TEXT] [--workers N]
 
 runs every cell of `cells` that FILE does not have yet and appends a line of JSON for each: outputs
 and counters of batches of 1, 7, 28 and 200 prompts of 1 to 1,500 tokens against the oracle.
@@ -9,6 +9,7 @@ and counters of batches of 1, 7, 28 and 200 prompts of 1 to 1,500 tokens against
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,7 @@ def generate(
         "engine": {
             "model": str(path / "target" if pair else path),
             "max_model_len": 2048,
+            "enforce_eager": True,
             **({"speculative_config": draft} if k else {}),
             **engine,
         },
@@ -100,7 +103,7 @@ def serve() -> None:
     import vllm
 
     request = json.load(sys.stdin)
-    llm = vllm.LLM(**request["engine"], enforce_eager=True, disable_log_stats=False)
+    llm = vllm.LLM(**request["engine"], disable_log_stats=False)
     sampling = vllm.SamplingParams(**request["sampling"], ignore_eos=True)
     answers, before = [], {}
     for batch in request["batches"]:
@@ -123,32 +126,43 @@ def serve() -> None:
     print("\n" + json.dumps(answers), flush=True)
 
 
-def cells() -> Iterator[dict[str, Any]]:
-    """Every cell: recipe, acceptance, k and MLA."""
+def cells(gpu: bool, graphs: bool) -> Iterator[dict[str, Any]]:
+    """Every cell: recipe, acceptance, k and MLA; on a GPU the FP8 recipe too, graphs at k = 3."""
+    recipes = {"deepseek-v3-mtp": (0, 1, 3, 6), "deepseek-v3-eagle": (0, 1, 3)}
+    if gpu:
+        recipes["deepseek-v3-mtp-fp8"] = (0, 1, 3)
     for mla in ("on", "off"):
-        for recipe, ks in (("deepseek-v3-mtp", (0, 1, 3, 6)), ("deepseek-v3-eagle", (0, 1, 3))):
+        for recipe, ks in recipes.items():
             for acceptance in (0, 0.3, 0.7, 1):
-                for k in ks:
+                for k in (3,) if graphs else ks:
                     if k or acceptance == 0.7:  # a target does not know its draft
-                        yield {"recipe": recipe, "acceptance": acceptance, "k": k, "mla": mla}
+                        cell = {"recipe": recipe, "acceptance": acceptance, "k": k, "mla": mla}
+                        yield cell | ({"graphs": graphs} if gpu else {})
 
 
-def run(cell: dict[str, Any], folder: Path) -> dict[str, Any]:
+def run(cell: dict[str, Any]) -> dict[str, Any]:
     """One engine start: four batches against the oracle."""
-    import vllm
-
-    recipe = load_recipe(cell["recipe"], [f"acceptance={cell['acceptance']}"])
-    path = build(recipe, folder / f"{recipe.name}-{cell['acceptance']}", check=False).path
-    oracle, k = Oracle.load(path), cell["k"]
     batches = [
         random_prompts(np.geomspace(LONGEST if n == 1 else 1, LONGEST, n).astype(int).tolist())
         for n in (1, 7, 28, 200)
     ]
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "4"}  # room for 200 prompts: nothing is preempted
-    if cell["mla"] == "off":
-        environment["VLLM_MLA_DISABLE"] = "1"
-    started = time.monotonic()
-    answers = generate(path, batches, TOKENS, k, environment, timeout=3600)
+    environment, engine = {"VLLM_MLA_DISABLE": "1" if cell["mla"] == "off" else "0"}, {}
+    # room for 200 prompts: nothing is preempted
+    if "graphs" in cell:
+        engine = {
+            "enforce_eager": not cell["graphs"],
+            "gpu_memory_utilization": 0.05,
+            "kv_cache_memory_bytes": 3 << 30,
+        }
+    else:
+        environment["VLLM_CPU_KVCACHE_SPACE"] = "4"
+    with tempfile.TemporaryDirectory() as folder:
+        environment["VLLM_CACHE_ROOT"] = folder + "/cache"
+        recipe = load_recipe(cell["recipe"], [f"acceptance={cell['acceptance']}"])
+        path = build(recipe, Path(folder, recipe.name), check=False).path
+        oracle, k = Oracle.load(path), cell["k"]
+        started = time.monotonic()
+        answers = generate(path, batches, TOKENS, k, environment, timeout=3600, **engine)
     results = []
     for prompts, answer in zip(batches, answers, strict=True):
         right = oracle.continuation(prompts, TOKENS)
@@ -161,7 +175,7 @@ def run(cell: dict[str, Any], folder: Path) -> dict[str, Any]:
             }
         )
     return cell | {
-        "vllm": vllm.__version__,
+        "vllm": importlib.metadata.version("vllm" if "graphs" in cell else "vllm-cpu"),
         "seconds": round(time.monotonic() - started),
         "batches": results,
     }
@@ -171,17 +185,24 @@ def main() -> None:
     """Run what is missing in the file."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--gpu", action="store_true", help="cells for a GPU, auto backend")
+    parser.add_argument("--graphs", action="store_true", help="compiled, with CUDA graphs")
     parser.add_argument("--only", default="", help="cells whose JSON has this text")
+    parser.add_argument("--workers", type=int, default=1, help="engines side by side")
     a = parser.parse_args()
     lines = a.out.read_text().splitlines() if a.out.exists() else []
-    keys = ("recipe", "acceptance", "k", "mla")
-    done = [{key: json.loads(line)[key] for key in keys} for line in lines]
-    with tempfile.TemporaryDirectory() as folder:
-        for cell in cells():
-            if cell not in done and a.only in json.dumps(cell):
-                result = run(cell, Path(folder))
+    todo = [c for c in cells(a.gpu, a.graphs) if a.only in json.dumps(c)]
+    todo = [c for c in todo if not any(c.items() <= json.loads(line).items() for line in lines)]
+    failed = False
+    with ThreadPoolExecutor(a.workers) as pool:
+        for future in as_completed([pool.submit(run, cell) for cell in todo]):
+            if error := future.exception():
+                failed = True
+                print(error, file=sys.stderr, flush=True)
+            else:
                 with a.out.open("a") as file:
-                    file.write(json.dumps(result) + "\n")
+                    file.write(json.dumps(future.result()) + "\n")
+    sys.exit(failed)
 
 
 if __name__ == "__main__":
