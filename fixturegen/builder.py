@@ -103,7 +103,7 @@ def build(
                     hashes[plan.subfolder] = _write_checkpoint(
                         recipe, plan, folder, jobs or os.cpu_count() or 1, max_shard_size, progress
                     )
-                _replace(partial, out)
+                replace(partial, out)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
@@ -220,16 +220,26 @@ def _need_room(recipe: Recipe, folder: Path) -> None:
         )
 
 
-def _replace(partial: Path, out: Path) -> None:
-    """Put the finished folder in place; the old one, if any, goes only when the new one is in."""
+def replace(partial: Path, out: Path) -> None:
+    """Put a finished folder in place of whatever is there, which goes only when the new one is in.
+
+    Both names are in one folder; ``out`` is never half of either.
+    """
     _sync_folder(partial)
     old = out.parent / f".{out.name}.old"
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
     if out.exists():
         out.rename(old)
     partial.rename(out)
     _sync_folder(out.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

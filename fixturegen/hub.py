@@ -187,6 +187,8 @@ def pull(
     """
     from filelock import FileLock
 
+    from fixturegen.builder import replace
+
     out = Path(out).absolute()
     api = api or _api()
     commit = _retry(repo, lambda: api.repo_info(repo, revision=revision).sha)
@@ -213,7 +215,7 @@ def pull(
         except HubError:
             shutil.rmtree(partial)
             raise
-        _replace(partial, out)
+        replace(partial, out)
     return out
 
 
@@ -594,18 +596,6 @@ def _holds(folder: Path, manifest: Manifest) -> bool:
     except FixturegenError:
         return False
     return here.content_hash == manifest.content_hash and not verify(folder)
-
-
-def _replace(new: Path, old: Path) -> None:
-    """Rename `new` to `old`, whatever is there; `old` is never half of either."""
-    aside = old.parent / f".{old.name}.old"
-    if old.exists():
-        old.rename(aside)
-    new.rename(old)
-    if aside.is_dir():
-        shutil.rmtree(aside)
-    else:
-        aside.unlink(missing_ok=True)
 
 
 # -- errors and retries
