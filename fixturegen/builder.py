@@ -29,7 +29,7 @@ from fixturegen.errors import BuildError, CheckpointError
 from fixturegen.layouts import Tensor
 from fixturegen.manifest import MANIFEST, Manifest, content_hash
 from fixturegen.recipe import Plan, Recipe
-from fixturegen.shards import INDEX, header, index, shard_name, split, stored
+from fixturegen.shards import INDEX, header, index, read_header, shard_name, split, stored
 from fixturegen.values import ALGORITHM_VERSION, Weights
 from fixturegen.values.fp8 import quantize_blocks
 from fixturegen.values.initializers import NUMPY_DTYPES, RandomWeights
@@ -75,12 +75,13 @@ def build(
     """Build ``recipe`` into the folder ``out``.
 
     The folder appears complete or not at all. A folder that already holds the same recipe is left
-    as it is (``was_built`` is False). ``progress`` is called with each number of bytes written.
+    as it is (``was_built`` is False), unless ``force``; one whose files are lost, cut short or
+    edited is built anew. ``progress`` is called with each number of bytes written.
 
     Raises BuildError when ``out`` holds something else (unless ``force``), cannot be written, or
     has no room, and when ``check`` finds that the recipe breaks a bound it claims to keep.
     """
-    out = Path(out)
+    out = Path(out).resolve()  # a link is followed, not replaced
     if check:
         _refuse_broken_claims(recipe)
     if out.exists() and not out.is_dir():
@@ -89,7 +90,7 @@ def build(
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(out.parent / f".{out.name}.lock"):
-            present = _present(recipe, out)
+            present = None if force else _present(recipe, out)
             if present is not None:
                 return BuildResult(path=out, content_hashes=present, was_built=False)
             _refuse_to_overwrite(recipe, out, force)
@@ -185,12 +186,28 @@ def _present(recipe: Recipe, out: Path) -> dict[str, str] | None:
         same = (
             manifest.algorithm == ALGORITHM_VERSION
             and manifest.recipe == json.loads(json.dumps(recipe.to_dict()))
-            and all((out / plan.subfolder / name).is_file() for name in manifest.files)
+            and _is_whole(out / plan.subfolder, manifest)
         )
         if not same:
             return None
         hashes[plan.subfolder] = manifest.content_hash
     return hashes
+
+
+def _is_whole(folder: Path, manifest: Manifest) -> bool:
+    """Whether every file is there: shards by their headers and sizes, the others by their bytes.
+
+    A byte that changed inside a shard is for ``verify``, which reads all of them.
+    """
+    for name, digest in manifest.files.items():
+        try:
+            if name.endswith(".safetensors"):
+                read_header(folder / name)
+            elif hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
+                return False
+        except (CheckpointError, OSError):
+            return False
+    return True
 
 
 def _refuse_to_overwrite(recipe: Recipe, out: Path, force: bool) -> None:
@@ -236,7 +253,7 @@ def replace(partial: Path, out: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)

@@ -109,7 +109,7 @@ def read_config(folder: Path) -> ModelConfig:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not JSON: {error}") from None
     return ModelConfig.from_dict(data, str(path))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,10 @@ class Manifest:
         path = folder / MANIFEST
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
+            keys = {f.name for f in fields(cls) if f.default is MISSING}
+            if not isinstance(data, dict) or not keys <= data.keys():
+                missing = ", ".join(sorted(keys - set(data)))
+                raise ValueError(f"{missing} missing; build it anew")
             manifest = cls(**data)
             if manifest.format != FORMAT:
                 raise CheckpointError(
@@ -58,7 +62,7 @@ class Manifest:
                 )
         except FileNotFoundError:
             raise CheckpointError(f"{path}: no manifest: not built by fixturegen") from None
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{path}: not a manifest: {error}") from None
         return manifest
 

@@ -83,6 +83,8 @@ class Recipe:
     def validate(self, where: str) -> None:
         """Raise RecipeError when keys contradict each other."""
         self.model.validate(f"{where}: model")
+        if Path(self.name).name != self.name or self.name == "..":
+            raise RecipeError(f"{where}: name {self.name!r} is a path; allowed: a folder's name")
         nextn = self.model.num_nextn_predict_layers
         if self.draft == "mtp" and nextn == 0:
             raise RecipeError(

@@ -124,20 +124,26 @@ def _config(data: Any, where: str) -> ModelConfig:
 
 
 def _names(folder: Path) -> frozenset[str] | None:
-    """Names of all tensors, from the index or the headers; None when there is no shard."""
+    """Names of all tensors, from the index or the headers; None when there is no shard.
+
+    An index alone, as published ones are fetched, is taken at its word; where shards lie beside it,
+    all that it names must be there and whole.
+    """
     from fixturegen.shards import read_header
 
+    shards = sorted(folder.glob("*.safetensors"))
+    headers = frozenset(name for shard in shards for name in read_header(shard))
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         weights = _read(index, LARGEST_INDEX)
         table = weights.get("weight_map") if isinstance(weights, dict) else None
         if not isinstance(table, dict):
             raise CheckpointError(f"{index}: weight_map is missing")
+        if shards and not table.keys() <= headers:
+            lost = min(table.keys() - headers)
+            raise CheckpointError(f"{folder}: {lost} is in the index and in no shard")
         return frozenset(table)
-    shards = sorted(folder.glob("*.safetensors"))
-    if not shards:
-        return None
-    return frozenset(name for shard in shards for name in read_header(shard))
+    return headers if shards else None
 
 
 def _recipe(name: str) -> Model:

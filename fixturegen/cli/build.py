@@ -58,6 +58,8 @@ def command(
 
     if not recipes and not broken:
         raise click.UsageError("name a recipe; `fixturegen list` shows those that ship")
+    if broken and not recipes and (overrides or seed is not None):
+        raise click.UsageError("--break finds its own values: leave out --set and --seed")
     if seed is not None:
         overrides = (*overrides, f"seed={seed}")
     shard_size = parse_size(max_shard_size)

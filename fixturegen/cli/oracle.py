@@ -53,7 +53,10 @@ def command(
     from fixturegen.planted.oracle import total
 
     oracle = Oracle.load(path)
-    texts = prompts.read_text(encoding="utf-8").splitlines() if prompts else []
+    try:
+        texts = prompts.read_text(encoding="utf-8").splitlines() if prompts else []
+    except UnicodeDecodeError:
+        raise FixturegenError(f"{prompts} is not UTF-8 text; give one prompt a line") from None
     given = [_ids(text) for text in prompt_ids] + _read(path, texts)
     if not given:
         raise click.UsageError("give --prompt-ids or --prompts")
@@ -95,7 +98,8 @@ def command(
                 for k, c in counters.items()
             ]
             click.echo("\n" + table(rows, right=(0, 1, 2, 3, 5)))
-        click.echo(f"\nguaranteed margin of every token: {oracle.margin:g} logits", err=True)
+        if good:
+            click.echo(f"\nguaranteed margin of every token: {oracle.margin:g} logits", err=True)
         for i, reason in refused:
             click.echo(f"prompt {i} is not guaranteed: {reason}", err=True)
     if refused:

@@ -29,7 +29,7 @@ def tensors(config: ModelConfig) -> tuple[Tensor, ...]:
 
     Raises ConfigError for an architecture that has no layout.
     """
-    architecture = config.architectures[0]
+    architecture = config.architectures[0] if config.architectures else ""
     if architecture not in LAYOUTS:
         raise ConfigError(
             f"architectures {architecture!r} has no layout; known: {', '.join(LAYOUTS)}"

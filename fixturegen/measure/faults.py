@@ -842,7 +842,8 @@ def _wiring_faults(model: Draft) -> Iterator[Fault]:
     yield Fault("embedding and hidden state exchanged", "wiring", exchanged)
     yield Fault("embedding left out", "wiring", entering(join, lose(slice(0, wide))))
     yield Fault("hidden state left out", "wiring", entering(join, lose(slice(wide, None))))
-    # An Eagle draft that blanks it shows in prompts of one token alone; the table's are longer.
+    # An Eagle draft that blanks it shows nowhere: only what follows bos alone reads it, and there
+    # the planted draft proposes a decoy.
     if model.blanks_position_0:
         never = method("embedded", lambda r, d, ids, at: r(d, ids, at + 1))
         yield Fault("position 0 not blanked", "wiring", never)

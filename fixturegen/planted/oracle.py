@@ -127,6 +127,8 @@ class Oracle:
 
     def continuation(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
         """Greedy continuations of ``max_tokens`` ids, end-of-sequence ignored."""
+        if not prompts:
+            return []
         history, lengths = self._history(prompts, max_tokens)
         self._extend(history, lengths, max_tokens)
         return [history[i, n : n + max_tokens].tolist() for i, n in enumerate(lengths.tolist())]
@@ -140,6 +142,8 @@ class Oracle:
         leading ones that equal the target's are accepted, and one more is emitted; the last step
         counts whole, even where it overshoots.
         """
+        if not prompts:
+            return []
         f = self.function
         history, lengths = self._history(prompts, max_tokens + k + 1)
         self._extend(history, lengths, max_tokens + k + 1)

@@ -20,8 +20,7 @@ from typing import Any
 
 import pytest
 
-SELECTION = "FIXTUREGEN_SELECTION"
-COLLECTED = "FIXTUREGEN_COLLECTED"
+from fixturegen.suite.upstream import COLLECTED, SELECTION
 
 #: Reasons of the skips that the upstream fixtures needed on SM100 and production-accurate ones do
 #: not: test_eagle_correctness and test_mtp_correctness, vLLM 0.22.1 to 0.33.0.

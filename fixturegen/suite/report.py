@@ -98,7 +98,7 @@ def load(path: Path) -> Report:
         )
     except OSError as error:
         raise FixturegenError(f"{file}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FixturegenError(f"{file}: not a report of this suite: {error!r}") from None
 
 

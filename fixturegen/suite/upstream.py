@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 import fixturegen
 from fixturegen.errors import EngineError
-from fixturegen.suite import gsm8k, hubcache, lift, sources
+from fixturegen.suite import gsm8k, hubcache, sources
 from fixturegen.suite.cases import LISTED_GPUS, Case
 from fixturegen.suite.fixtures import Fixture
 from fixturegen.suite.jobs import Ended, Job
@@ -27,6 +27,12 @@ from fixturegen.suite.outcome import ERROR, FAILED, NOT_RUN, PASSED, Failure, Ou
 from fixturegen.suite.prediction import Prediction, predict
 
 SUITE = "vllm"
+
+#: The pytest plugin in the process that runs vLLM's tests, named only: it needs pytest.
+LIFT = "fixturegen.suite.lift"
+#: Environment variables that name the plugin's input and output.
+SELECTION = "FIXTUREGEN_SELECTION"
+COLLECTED = "FIXTUREGEN_COLLECTED"
 
 #: Backend and draft tokens with which vLLM's tests start each kind of fixture (MLA disabled).
 _UPSTREAM = {"mtp": ("auto", 1), "eagle": ("FLASH_ATTN", 3)}
@@ -193,7 +199,7 @@ def _collected(folder: Path, models: Iterable[str]) -> tuple[list[dict[str, Any]
 
 
 def _pytest() -> list[str]:
-    return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", lift.__name__]
+    return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", LIFT]
 
 
 def _environment(folder: Path, selection: str, collected: Path) -> dict[str, str]:
@@ -207,8 +213,8 @@ def _environment(folder: Path, selection: str, collected: Path) -> dict[str, str
         "DO_NOT_TRACK": "1",
         "VLLM_CACHE_ROOT": str(folder / "cache"),
         "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH")))),
-        lift.SELECTION: str(folder / f"{selection}.json"),
-        lift.COLLECTED: str(collected),
+        SELECTION: str(folder / f"{selection}.json"),
+        COLLECTED: str(collected),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -250,6 +251,19 @@ def test_published_index(tmp_path: Path) -> None:
     code, output = run(str(tmp_path), "--matrix")
     assert code == 1 and "tensors-" not in output
     assert time.process_time() - start < 10
+
+
+def test_shards_that_lack_what_the_index_names(fixtures: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(fixtures / "deepseek-v3-mtp-random", tmp_path / "x"))
+    index = folder / "model.safetensors.index.json"
+    table = json.loads(index.read_text())
+    table["weight_map"]["lost"] = "model-00002-of-00002.safetensors"
+    index.write_text(json.dumps(table))
+    code, output = run(str(folder))
+    assert code == 2 and "lost is in the index and in no shard" in output
+    os.truncate(next(folder.glob("*.safetensors")), 4)
+    code, output = run(str(folder))
+    assert code == 2 and "truncated: 4 bytes" in output
 
 
 def test_empty_folder(tmp_path: Path) -> None:

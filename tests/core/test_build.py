@@ -15,9 +15,10 @@ import pytest
 from safetensors import safe_open
 
 from fixturegen import build, builder, load_recipe
-from fixturegen.errors import BuildError
+from fixturegen.errors import BuildError, RecipeError
 from fixturegen.manifest import Manifest
 from fixturegen.shards import stored
+from fixturegen.verification import verify
 from tests.conftest import TINY
 
 #: content hash of each shipped recipe; a change means that published fixtures change
@@ -87,6 +88,38 @@ def test_damaged_fixture_is_rebuilt(tmp_path, tiny_recipe):
     out = build(tiny_recipe, tmp_path / "x", check=False).path
     next(out.glob("*.safetensors")).unlink()
     assert build(tiny_recipe, out, check=False).was_built
+    os.truncate(next(out.glob("*.safetensors")), 5000)
+    assert build(tiny_recipe, out, check=False).was_built
+    (out / "config.json").write_text("{}")
+    assert build(tiny_recipe, out, check=False).was_built
+    assert verify(out) == []
+
+
+def test_force_builds_anew(tmp_path, tiny_recipe):
+    out = build(tiny_recipe, tmp_path / "x", check=False).path
+    (out / "notes.txt").write_text("")
+    shard = next(out.glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1  # a build that looks at sizes only does not see it
+    shard.write_bytes(data)
+    assert not build(tiny_recipe, out, check=False).was_built
+    assert build(tiny_recipe, out, check=False, force=True).was_built
+    assert verify(out) == [] and not (out / "notes.txt").exists()
+
+
+def test_a_link_is_followed(tmp_path, tiny_recipe):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "x").symlink_to("disk")
+    for _ in range(2):
+        build(tiny_recipe, tmp_path / "x", check=False, force=True)
+    assert (tmp_path / "x").is_symlink() and verify(tmp_path / "disk") == []
+    assert not list(tmp_path.glob(".*.old"))
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".", "..", "/x"])
+def test_a_name_is_no_path(name):
+    with pytest.raises(RecipeError, match="is a path; allowed: a folder's name"):
+        load_recipe("deepseek-v3-mtp-random", [f"name={name}"])
 
 
 def test_others_are_not_overwritten(tmp_path, tiny_recipe):

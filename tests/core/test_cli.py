@@ -68,6 +68,19 @@ def test_no_heavy_import(tmp_path):
     assert done.stdout.strip() == "[]", done.stderr
 
 
+def test_suite_lists_its_cases_without_pytest(tmp_path):
+    """As after ``make fixtures``: the core has no pytest, torch or vLLM."""
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(('pytest', 'torch', 'vllm'));"
+        "from fixturegen.cli import cli; cli()"
+    )
+    command = ["suite", "--dry-run", "--fixtures", str(tmp_path), "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and "deepseek-v3-eagle" in done.stdout, done.stderr
+
+
 def test_list():
     text = run("list").stdout
     assert text.splitlines()[0].split()[:3] == ["RECIPE", "SIZE", "PARAMETERS"]

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from fixturegen import build, load_recipe, verify
+from fixturegen.cli import cli
 from fixturegen.errors import CheckpointError
 from fixturegen.manifest import MANIFEST
 from fixturegen.shards import INDEX, read_header
@@ -209,6 +211,18 @@ def test_broken_config_and_manifest(checkpoint):
     lines = found(checkpoint)
     assert any(line.startswith("config.json: not JSON") for line in lines)
     assert any(line.startswith(f"{MANIFEST}: not a manifest") for line in lines)
+
+
+def test_a_manifest_that_lacks_keys(checkpoint):
+    (checkpoint / MANIFEST).write_text("{}")
+    assert found(checkpoint)[0].endswith("recipe, role, tensors missing; build it anew")
+
+
+def test_without_a_manifest_it_is_not_called_sound(checkpoint):
+    forget_origin(checkpoint)
+    done = CliRunner().invoke(cli, ["verify", str(checkpoint)])
+    assert done.exit_code == 0 and "sound" not in done.stdout
+    assert f"no {MANIFEST} to compare bytes with" in done.stdout
 
 
 def test_no_checkpoint(tmp_path):

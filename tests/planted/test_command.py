@@ -72,8 +72,9 @@ def test_what_is_not_guaranteed_is_named_and_left_out(checkpoint):
     some = ask(checkpoint, "--prompt-ids", "0,5", "--prompt-ids", "5", "-k", "3")
     assert some.exit_code == 1 and len(some.stdout.splitlines()[0].split()) == 32
     assert "prompt 1 is not guaranteed: the prompt must start with bos, id 0" in some.stderr
-    none = ask(checkpoint, "--prompt-ids", "0,5", "--max-tokens", "5000")
+    none = ask(checkpoint, "--prompt-ids", "0,5", "--max-tokens", "1000000000")
     assert none.exit_code == 2 and "first 2048 tokens" in none.stderr
+    assert "margin" not in none.stderr
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,12 @@ def test_what_is_not_guaranteed_is_named_and_left_out(checkpoint):
 def test_bad_lines_are_refused(checkpoint, tmp_path, line, message):
     (tmp_path / "prompts").write_text(line)
     with pytest.raises(FixturegenError, match=message):
+        ask(checkpoint, "--prompts", str(tmp_path / "prompts"))
+
+
+def test_a_file_that_is_no_text_is_refused(checkpoint, tmp_path):
+    (tmp_path / "prompts").write_bytes(b"\xff\xfe")
+    with pytest.raises(FixturegenError, match="is not UTF-8 text"):
         ask(checkpoint, "--prompts", str(tmp_path / "prompts"))
 
 
