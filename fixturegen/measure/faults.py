@@ -411,6 +411,7 @@ UNDONE = "the norms of the latents divide again; only the rotary key, read at it
 SATURATED = "neurons are either well above or well below zero, where these activations agree"
 SPREAD = "a random rotation spreads every code over the width: one column carries 1/hidden_size"
 SHORT = "it turns the angles at the offsets that the heads read at by less than they resolve"
+AFTER_BOS = "only the draft after bos alone reads the embedding there, and it proposes a decoy"
 AT_0 = "the draft has no head at distance 0: its fields come from the hidden state"
 EVEN = "the chosen weights differ too little for the draft's single MoE layer to lose a digit"
 FAINT = "the scores past the chosen experts are planted near zero, so the extra weight is too"
@@ -842,11 +843,12 @@ def _wiring_faults(model: Draft) -> Iterator[Fault]:
     yield Fault("embedding and hidden state exchanged", "wiring", exchanged)
     yield Fault("embedding left out", "wiring", entering(join, lose(slice(0, wide))))
     yield Fault("hidden state left out", "wiring", entering(join, lose(slice(wide, None))))
-    # An Eagle draft that blanks it shows nowhere: only what follows bos alone reads it, and there
-    # the planted draft proposes a decoy.
     if model.blanks_position_0:
         never = method("embedded", lambda r, d, ids, at: r(d, ids, at + 1))
         yield Fault("position 0 not blanked", "wiring", never)
+    else:
+        blanked = method("embedded", lambda r, d, ids, at: r(d, ids, at) * (at != 0)[..., None])
+        yield Fault("position 0 blanked", "wiring", blanked, AFTER_BOS)
 
 
 def _chain_faults() -> Iterator[Fault]:
